@@ -8,9 +8,9 @@ use serde_json::Value;
 /// minutes for an ADD and retry a failed one.
 pub const DEFAULT: Duration = Duration::from_secs(10);
 
-/// Longest time for an ADD that the annotations can decide, and for CHECK, which fails no pod
-/// without the API server. The time allows one retry. It is short, so that all pods of a node
-/// start, or are checked, soon while the API server is down.
+/// Longest time for an ADD if the annotations can decide without the API server, and for CHECK,
+/// which succeeds without the API server. The time allows one retry. It is short, so that the pods
+/// of a node start, or are checked, without a long wait while the API server is down.
 pub const SHORT: Duration = Duration::from_secs(2);
 
 /// Returns the time of a whole number from 1 to 60, in seconds. `None` for any other value.

@@ -1,4 +1,5 @@
-//! Notices that a link on the way to a directory of the node leads elsewhere than at the start.
+//! Notices that a symbolic link on the way to a directory of the node was changed since the start,
+//! so that the path leads to another directory.
 
 use std::path::{Path, PathBuf};
 
@@ -9,20 +10,25 @@ use super::below;
 pub struct LinkedDir {
     root: PathBuf,
     on_node: PathBuf,
-    here: PathBuf,
+    /// Path of the directory in this container at the start.
+    in_container: PathBuf,
 }
 
 impl LinkedDir {
     /// Returns the node's directory `on_node`, which is mounted below `root`.
     pub fn at_start(root: &Path, on_node: &Path) -> LinkedDir {
-        let here = below(root, on_node);
-        LinkedDir { root: root.to_owned(), on_node: on_node.to_owned(), here }
+        LinkedDir {
+            root: root.to_owned(),
+            on_node: on_node.to_owned(),
+            in_container: below(root, on_node),
+        }
     }
 
-    /// Returns why the path is no longer the node's directory, and what to do.
+    /// Returns that the node's path leads to another directory than at the start, and what to do.
+    /// `None` if the path still leads to the same directory.
     pub fn moved(&self) -> Option<String> {
         let now = below(&self.root, &self.on_node);
-        if now == self.here {
+        if now == self.in_container {
             return None;
         }
         Some(format!(
@@ -30,7 +36,7 @@ impl LinkedDir {
              kubelet restarts the container, otherwise stop this container on the node",
             self.on_node.display(),
             now.display(),
-            self.here.display(),
+            self.in_container.display(),
         ))
     }
 }

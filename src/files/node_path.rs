@@ -5,22 +5,27 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// Most links of a path that are followed, as in the kernel (`MAXSYMLINKS`).
+/// Largest number of symbolic links that are followed for one path. The kernel has the same limit
+/// (`MAXSYMLINKS`).
 const MAX_LINKS: usize = 40;
 
-/// Returns where the node's `path` is below `root`: on the node, an absolute link on the way starts
-/// at `/`, and here at `root`. A path without such links is only joined, so that later changes of
-/// its other links are followed. So is a path that cannot be resolved.
+/// Returns where the node's `path` is in this container, in which the node's directories are
+/// mounted below `root`. An absolute link on the way is resolved here, because the kernel would
+/// follow it from the container's `/` instead of from `root`.
+///
+/// A path without absolute links, or one that cannot be resolved, is only joined to `root`. The
+/// kernel then follows its links at each access, so later changes of the links have an effect.
 pub fn below(root: &Path, path: &Path) -> PathBuf {
     resolve(root, path).unwrap_or_else(|| join(root, path))
 }
 
-/// Returns the path without links, if an absolute link is on the way.
+/// Returns the path with all links resolved. `None` if no absolute link is on the way, or if there
+/// are too many links.
 fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
-    let mut waiting = names(path);
+    let mut remaining = names(path);
     let mut resolved = PathBuf::new();
     let (mut links, mut has_absolute_link) = (0, false);
-    while let Some(name) = waiting.pop_front() {
+    while let Some(name) = remaining.pop_front() {
         if name == ".." {
             resolved.pop();
             continue;
@@ -37,14 +42,15 @@ fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
             has_absolute_link = true;
             resolved = PathBuf::new();
         }
-        let mut followed = names(&target);
-        followed.append(&mut waiting);
-        waiting = followed;
+        // The names of the link's target come before the names that are left of the path.
+        let mut target_names = names(&target);
+        target_names.append(&mut remaining);
+        remaining = target_names;
     }
     if has_absolute_link { Some(root.join(resolved)) } else { None }
 }
 
-/// Returns the names in a path, with those that lead to the parent.
+/// Returns the names in a path, including `..`.
 fn names(path: &Path) -> VecDeque<OsString> {
     let mut names = VecDeque::new();
     for component in path.components() {

@@ -1,5 +1,6 @@
-//! Parses a list of pods while it arrives, and limits how many of them are kept. Each pod is reduced
-//! or dropped before the next is read, so that memory holds only one complete pod at a time.
+//! Parses a list of pods while it arrives, and limits how many of them are kept. Each pod is
+//! reduced or dropped before the next pod is read, so that memory holds only one complete pod at a
+//! time.
 //!
 //! [`Client::read_list`](super::Client::read_list) limits a list to 128 MiB.
 
@@ -11,9 +12,9 @@ use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 
 use super::types::{ListMetadata, Pod};
 
-/// What is read of a pod.
+/// A type that holds what its user needs of a pod.
 pub trait FromPod: Sized {
-    /// `None` drops the pod.
+    /// Reduces a pod. `None` drops the pod.
     fn from_pod(pod: Pod) -> Option<Self>;
 }
 
@@ -25,7 +26,7 @@ pub const MAX_PODS: usize = 1024;
 pub struct PodList<T> {
     pub resource_version: String,
     pub pods: Vec<T>,
-    /// Number of pods beyond [`MAX_PODS`].
+    /// Number of pods that were dropped because the list already had [`MAX_PODS`].
     pub dropped: usize,
 }
 
@@ -37,7 +38,7 @@ pub fn parse_list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodL
     struct ListBody<T> {
         #[serde(default)]
         metadata: ListMetadata,
-        #[serde(deserialize_with = "keep")]
+        #[serde(deserialize_with = "deserialize_pods")]
         items: PodList<T>,
     }
 
@@ -51,7 +52,9 @@ pub fn parse_list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodL
     Ok(PodList { resource_version: metadata.resource_version, ..items })
 }
 
-fn keep<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<PodList<T>, D::Error> {
+fn deserialize_pods<'de, D: Deserializer<'de>, T: FromPod>(
+    items: D,
+) -> Result<PodList<T>, D::Error> {
     items.deserialize_any(PodList { resource_version: String::new(), pods: Vec::new(), dropped: 0 })
 }
 
@@ -62,7 +65,7 @@ impl<'de, T: FromPod> Visitor<'de> for PodList<T> {
         f.write_str("a list of pods")
     }
 
-    /// An empty list of Go may be `null`.
+    /// Accepts `null` as a list without pods, because Go may encode an empty list so.
     fn visit_unit<E>(self) -> Result<Self, E> {
         Ok(self)
     }

@@ -13,8 +13,8 @@ use super::watch_events::{self, WatchEvent};
 use super::{Deadlines, RESPONSE_TIMEOUT, Retry, redact};
 use crate::backoff::{Backoff, Limits, between, jitter};
 
-/// Waits before a failed request is sent again. A restart of the API server ends the watches of all
-/// nodes at once: the first retries are spread over the first of these times.
+/// First and longest wait before a failed request is sent again. A restart of the API server ends
+/// the watches of all nodes at once, so the first retries are spread over the first of these times.
 pub const RETRIES: Limits = [Duration::from_secs(5), Duration::from_secs(30)];
 
 /// A watch that lasts at least this long resets the backoff.
@@ -27,13 +27,13 @@ const STEADY: Duration = Duration::from_secs(60);
 /// watches of 5 to 10 minutes, as client-go has them, it would send 1.3.
 const WATCH_TIME: Duration = Duration::from_secs(1800);
 
-/// How much before its `timeoutSeconds` a watch may end.
+/// How much before its `timeoutSeconds` a watch may end without counting as a failure.
 const EARLY_END_TOLERANCE: Duration = Duration::from_secs(10);
 
 /// Longest time without data in a watch. If etcd reports its progress, the API server sends a
 /// bookmark about once a minute, so a connection without data for longer is dead, even without a
-/// TCP error. Otherwise a quiet watch also times out here, and the pods are listed again
-/// (`docs/limits.md`).
+/// TCP error. If etcd does not report its progress, a watch without changes times out, too, and the
+/// pods are listed again (`docs/limits.md`).
 const READ_TIMEOUT: Duration = Duration::from_secs(150);
 pub const DEADLINES: Deadlines =
     Deadlines { connect: RESPONSE_TIMEOUT, response: RESPONSE_TIMEOUT, body: READ_TIMEOUT };
@@ -70,14 +70,14 @@ pub enum Update<'a, T> {
         dropped: usize,
     },
     Changed(T),
-    /// A pod that has ended for good, and is not kept.
+    /// A pod that has ended for good, and that [`FromPod`] drops.
     Ended(Metadata),
     Deleted(Metadata),
     /// A watch began: the API server accepted its request.
     Opened,
-    /// Data from the API server without a pod that is kept.
+    /// Data from the API server that is about no kept pod, and shows that the watch is alive.
     Alive,
-    /// A request failed. The next follows after `wait`.
+    /// A request failed. The next request follows after `wait`.
     Failed {
         error: &'a Error,
         wait: Duration,
@@ -112,8 +112,9 @@ impl Error {
         }
     }
 
-    /// Wait that the API server requests by a `Retry-After` header, capped, plus up to half of it
-    /// as jitter: the API server sends the same header to all nodes. Zero without the header.
+    /// Wait that the API server requests by a `Retry-After` header, capped. Up to half of the wait
+    /// is added as jitter, because the API server sends the same header to all nodes. Zero without
+    /// the header.
     fn retry_after(&self) -> Duration {
         if let Error::Request(error) = self
             && let Retry::After(wait) = error.retry()
@@ -149,9 +150,9 @@ fn encode(text: &str) -> String {
 }
 
 /// Lists and watches the selected pods until the process exits; there is no state to clean up.
-/// Calls `on_update` for what arrives. `Break` asks for a new list at once. Waits before the first
-/// list, at most for `spread`, so that programs that start together on many nodes do not list
-/// together.
+/// Calls `on_update` for each list, event and failure. If it returns `Break`, the pods are listed
+/// again instead of continuing the watch. Waits before the first list, at most for `spread`, so
+/// that programs that start together on many nodes do not list together.
 ///
 /// Without failures, sends one request in 30 to 60 minutes. After a failure, waits with jitter and
 /// backoff before the next request. Only a watch of at least a minute resets the backoff.
@@ -168,12 +169,12 @@ pub fn run<T: FromPod>(
         let error = match version.take() {
             None => {
                 let list = list_pods(&mut connection, selection);
-                // The watch opens a connection of its own.
+                // The connection would only hold memory, because the watch opens one of its own.
                 connection.close();
                 match list {
                     Ok(PodList { resource_version, pods, dropped }) => {
                         version = Some(resource_version);
-                        // The pods have just been listed.
+                        // A request for a new list is ignored, because this list is new.
                         let _ = on_update(Update::Listed { pods, dropped });
                         continue;
                     }
@@ -181,7 +182,8 @@ pub fn run<T: FromPod>(
                 }
             }
             Some(from) => {
-                let (began, mut watch) = (Instant::now(), Watch::from_version(&from));
+                let began = Instant::now();
+                let mut watch = Watch::from_version(&from);
                 let end = watch.run(&mut connection, selection, &mut on_update);
                 let lasted = began.elapsed();
                 if lasted >= STEADY {
@@ -204,8 +206,8 @@ pub fn run<T: FromPod>(
 
 /// One watch.
 struct Watch {
-    /// Version of the last event or bookmark; before the first one, that from which the watch
-    /// begins.
+    /// Version of the last event or bookmark. Before the first one, the version from which the
+    /// watch begins.
     last_version: String,
 }
 
@@ -214,7 +216,8 @@ impl Watch {
         Watch { last_version: version.to_owned() }
     }
 
-    /// Watches until the API server ends the watch. `Break`: `on_update` requested a new list.
+    /// Watches until the API server ends the watch. Returns `Break` if `on_update` requested a new
+    /// list.
     fn run<T: FromPod>(
         &mut self,
         connection: &mut Connection,
@@ -274,7 +277,8 @@ fn update_of<T: FromPod>(pod: Pod) -> Update<'static, T> {
     }
 }
 
-/// Returns where the next watch continues: from the version `last`. `None`: a new list is needed.
+/// Returns the version from which the next watch continues, which is `last`. `None`: a new list is
+/// needed. The watch before began `from` a version, and has `lasted` for some time.
 ///
 /// A new list is needed after a long watch without a newer version: if etcd was restored from a
 /// backup, resourceVersions restart at a lower number, and a watch from the old, higher number
@@ -300,17 +304,18 @@ mod tests {
     #[test]
     fn a_selection_is_the_pods_of_a_node_or_one_pod() {
         let pod = Selection::Pod { namespace: "mesh".into(), name: "cni-x".into() };
-        let of_pod = "/api/v1/namespaces/mesh/pods?fieldSelector=metadata%2Ename%3Dcni%2Dx";
-        assert_eq!(pod.path(), of_pod);
-        let of_node = "/api/v1/pods?fieldSelector=spec%2EnodeName%3Dnode%2D1";
-        assert_eq!(Selection::Node("node-1".into()).path(), of_node);
+        let path_of_pod = "/api/v1/namespaces/mesh/pods?fieldSelector=metadata%2Ename%3Dcni%2Dx";
+        assert_eq!(pod.path(), path_of_pod);
+        let path_of_node = "/api/v1/pods?fieldSelector=spec%2EnodeName%3Dnode%2D1";
+        assert_eq!(Selection::Node("node-1".into()).path(), path_of_node);
     }
 
     #[test]
     fn a_watch_continues_unless_its_version_is_expired_or_old() {
         let ended_early = || Err(Error::EndedEarly { lasted: STEADY, requested: WATCH_TIME });
         let expired = Err(Error::ServerStatus { code: 410, message: String::new() });
-        let (short, long) = (Duration::ZERO, 2 * READ_TIMEOUT);
+        let short = Duration::ZERO;
+        let long = 2 * READ_TIMEOUT;
         for (name, last, end, lasted, continues) in [
             ("ended in time", "8", Ok(ControlFlow::Continue(())), long, true),
             ("a list is wanted", "8", Ok(ControlFlow::Break(())), short, false),

@@ -18,8 +18,8 @@ pub enum WatchEvent {
     Error(ApiStatus),
 }
 
-/// Iterates over the events of a watch until the watch ends. Yields an error for an invalid
-/// or incomplete event.
+/// Returns an iterator over the events of a watch, which ends with the watch. It yields an error
+/// for an invalid or incomplete event.
 pub fn parse_events(
     response: impl BufRead,
 ) -> impl Iterator<Item = serde_json::Result<WatchEvent>> {
