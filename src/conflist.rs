@@ -4,7 +4,7 @@
 //! of it. All other bytes stay: key order, number forms and white space. So unchaining restores
 //! the conflist byte for byte.
 //!
-//! Only `net_dir` and `saved_state` access files.
+//! Only `net_dir` and `saved_state` access files. All other modules here work on text.
 
 mod borrowed_object;
 pub mod chain_mode;
@@ -24,8 +24,9 @@ pub use splice::{
 /// `type` of the plugin entry, and file name of the plugin binary on the host.
 pub const PLUGIN: &str = "linkerd-cni";
 
-/// Why a network config or the entry template is invalid. Messages never quote its content, which
-/// can hold credentials.
+/// Why a network config or the entry template is invalid. Each message continues a sentence that
+/// starts with the name of the file. No message quotes the content of the file, because a network
+/// config can hold credentials.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("is empty")]

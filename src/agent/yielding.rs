@@ -83,7 +83,7 @@ impl Yielding {
         newer_agent_runs: bool,
         now: Instant,
     ) -> Option<(OtherAgent, Entry)> {
-        let installed = if mode.only().is_some() && !newer_agent_runs {
+        let installed = if mode.only_config().is_some() && !newer_agent_runs {
             // Only the file of this mode counts: an upstream agent that ended may have left its
             // entry in other files.
             plan::chained_config(mode, found)
@@ -145,7 +145,7 @@ pub fn usable_entry_is_installed(
     found: &[ConfigFile],
     saved: &SavedState,
 ) -> bool {
-    if let Some(only) = saved.only.clone()
+    if let Some(only) = saved.only_config.clone()
         && let Some(file) = plan::chained_config(&ChainMode::Only(only), found)
     {
         return has_usable_entry(file, own, kubeconfig);
@@ -248,7 +248,7 @@ mod tests {
         assert!(is_usable(&ChainMode::Only("20-net.conflist".into()), &configs, &saved));
         // The newer agent chains only that file, or another one that has no entry.
         for (only, expected) in [("20-net.conf", true), ("10-net.conflist", false)] {
-            saved.only = Some(only.into());
+            saved.only_config = Some(only.into());
             assert_eq!(is_usable(&ChainMode::Every, &configs, &saved), expected, "{only}");
         }
     }

@@ -8,40 +8,47 @@ use serde_json::value::RawValue;
 use super::Error;
 use crate::cni::object::members;
 
-/// The members of an object: keys and values as slices of the text. A key can be any string that Go
-/// accepts, also `"\ud800"`.
-pub(super) struct BorrowedObject<'a>(Vec<(&'a RawValue, &'a RawValue)>);
+/// The members of an object: keys and values as slices of the text. Keys are not decoded while the
+/// object is parsed: Go accepts a key such as `"\ud800"`, which is not a valid Rust string, so a
+/// network config with such a key has to be accepted too.
+pub(super) struct BorrowedObject<'a> {
+    /// Keys and values, in their order.
+    members: Vec<(&'a RawValue, &'a RawValue)>,
+}
 
 impl<'a> BorrowedObject<'a> {
     /// Parses `text`, which must be a JSON object.
     pub(super) fn parse(text: &'a str) -> Result<BorrowedObject<'a>, Error> {
-        serde_json::from_str(text).map_err(|error| syntax(text, &error))
+        serde_json::from_str(text).map_err(|error| parse_error(text, &error))
     }
 
-    /// Returns the value of `key`. Of duplicate keys the last one wins, as in Go's decoder.
+    /// Returns the value of `key`. If the key is repeated, its last value counts, as in Go's
+    /// decoder.
     pub(super) fn get(&self, key: &str) -> Option<&'a RawValue> {
-        self.last(|name| name == key)
+        self.last_value(|name| name == key)
     }
 
-    /// Decodes the text of `key`. `None` if the key is missing or its value is no text.
+    /// Returns the value of `key` if it is a string. `None` if the key is missing, or if its value
+    /// is not a string.
     pub(super) fn string(&self, key: &str) -> Option<String> {
         serde_json::from_str(self.get(key)?.get()).ok()
     }
 
-    /// Decodes the text of a plugin's `key`, regardless of case: libcni reads a plugin into a Go
-    /// struct, so `Type` counts as `type`. It reads a conflist into a map, as
-    /// [`BorrowedObject::string`] does.
+    /// Returns the value of a plugin's `key` if it is a string. The case of the key does not
+    /// matter: libcni decodes a plugin into a Go struct, for which `Type` is the same key as
+    /// `type`. libcni decodes a conflist into a map instead, whose keys have to match exactly. Use
+    /// [`BorrowedObject::string`] for the keys of a conflist.
     pub(super) fn plugin_string(&self, key: &str) -> Option<String> {
-        let value = self.last(|name| name.eq_ignore_ascii_case(key))?;
+        let value = self.last_value(|name| name.eq_ignore_ascii_case(key))?;
         serde_json::from_str(value.get()).ok()
     }
 
     /// Returns the value of the last key for which `is_key` returns true.
-    fn last(&self, is_key: impl Fn(&str) -> bool) -> Option<&'a RawValue> {
-        for (name, value) in self.0.iter().rev() {
-            // A key such as `"\ud800"` cannot be decoded, and nobody looks it up.
-            if let Ok(name) = serde_json::from_str::<String>(name.get())
-                && is_key(&name)
+    fn last_value(&self, is_key: impl Fn(&str) -> bool) -> Option<&'a RawValue> {
+        for (key, value) in self.members.iter().rev() {
+            // A key that cannot be decoded, such as `"\ud800"`, is skipped: no caller looks for it.
+            if let Ok(decoded_key) = serde_json::from_str::<String>(key.get())
+                && is_key(&decoded_key)
             {
                 return Some(value);
             }
@@ -52,12 +59,12 @@ impl<'a> BorrowedObject<'a> {
 
 impl<'de> Deserialize<'de> for BorrowedObject<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        members(deserializer).map(BorrowedObject)
+        Ok(BorrowedObject { members: members(deserializer)? })
     }
 }
 
-/// Classifies an error of parsing `text` as a JSON object.
-pub(super) fn syntax(text: &str, error: &serde_json::Error) -> Error {
+/// Returns why `text` is not a JSON object, from the `error` with which serde_json rejected it.
+pub(super) fn parse_error(text: &str, error: &serde_json::Error) -> Error {
     if text.trim().is_empty() {
         Error::Empty
     } else if error.is_data() {
@@ -68,7 +75,7 @@ pub(super) fn syntax(text: &str, error: &serde_json::Error) -> Error {
 }
 
 /// Returns the byte range of `part` in `text`. `part` must be a slice of `text`.
-pub(super) fn span(text: &str, part: &str) -> Range<usize> {
+pub(super) fn byte_range(text: &str, part: &str) -> Range<usize> {
     let start = part.as_ptr() as usize - text.as_ptr() as usize;
     start..start + part.len()
 }

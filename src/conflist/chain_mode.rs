@@ -2,14 +2,17 @@
 
 use super::net_dir::ConfigKind;
 
-/// Default file name of a standalone config. In the CNI net dir, network configs usually start with
-/// a digit, so a runtime loads them before this one. Multus ignores the order in its directory.
+/// Default file name of a standalone config. The name starts with a letter, because the names of
+/// other network configs in the CNI net dir usually start with a digit. So these sort first, and a
+/// runtime, which loads the first file, does not load the standalone config. In Multus' directory
+/// the order does not matter.
 pub const STANDALONE: &str = "linkerd-cni.conf";
 
 /// Which network configs get the plugin entry.
 ///
-/// When the mode changes, also across a restart, the agent first writes the file of the new mode
-/// and then removes what the old mode left. So the node stays chained in between.
+/// When the mode changes, which also happens when an agent with other settings starts, the agent
+/// first writes the file of the new mode and then removes what the old mode left. So the plugin
+/// stays chained all the time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChainMode {
     /// Every conflist and `.conf`, as upstream does, and a `.json` if it is the active network
@@ -24,11 +27,12 @@ pub enum ChainMode {
 }
 
 impl ChainMode {
-    /// Chooses the mode of the settings. Fails with the reason why `conf_name` is not a valid file
-    /// name.
+    /// Chooses the mode: [`ChainMode::Standalone`] unless `is_chained`, else [`ChainMode::Only`] if
+    /// the settings name a network config (`conf_name`). Fails with the reason why `conf_name` is
+    /// not a valid file name.
     pub fn choose(
         conf_name: Option<&str>,
-        chained: bool,
+        is_chained: bool,
         kubeconfig_name: &str,
     ) -> Result<ChainMode, &'static str> {
         if let Some(name) = conf_name {
@@ -39,7 +43,7 @@ impl ChainMode {
                 return Err("is the name of the kubeconfig");
             }
         }
-        if !chained {
+        if !is_chained {
             return Ok(ChainMode::Standalone(conf_name.unwrap_or(STANDALONE).to_owned()));
         }
         match conf_name {
@@ -48,9 +52,9 @@ impl ChainMode {
         }
     }
 
-    /// Returns the name of the only network config that has the plugin entry. `None`: there may be
-    /// several.
-    pub fn only(&self) -> Option<&str> {
+    /// Returns the name of the network config to which the mode restricts the plugin entry. `None`
+    /// if the mode allows several network configs to have the entry.
+    pub fn only_config(&self) -> Option<&str> {
         match self {
             ChainMode::Only(name) | ChainMode::Standalone(name) => Some(name),
             ChainMode::Every => None,
@@ -58,7 +62,7 @@ impl ChainMode {
     }
 
     /// Returns the name of the standalone config, if the mode has one.
-    pub fn standalone(&self) -> Option<&str> {
+    pub fn standalone_config(&self) -> Option<&str> {
         match self {
             ChainMode::Standalone(name) => Some(name),
             ChainMode::Every | ChainMode::Only(_) => None,

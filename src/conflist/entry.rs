@@ -2,29 +2,30 @@
 
 use serde_json::{Value, json};
 
-use super::borrowed_object::{BorrowedObject, syntax};
+use super::borrowed_object::{BorrowedObject, parse_error};
 use super::{Error, PLUGIN};
 
 /// Placeholder in the template for the kubeconfig's path on the host.
 pub const PLACEHOLDER: &str = "__KUBECONFIG_FILEPATH__";
 
 /// CNI version of a standalone config: the oldest version that Multus and the plugin both support
-/// and whose result may lack an address. The plugin has no address to return.
+/// and in which a result may lack an address. The plugin assigns no address that it could return.
 const STANDALONE_VERSION: &str = "0.3.1";
 
-/// The plugin entry to chain: the chart's template, verbatim except for the kubeconfig's path.
-/// Upstream's strict readers reject any other key.
+/// The plugin entry to chain: the chart's template, verbatim except for the kubeconfig's path. The
+/// agent adds no key of its own, because upstream's strict readers reject an unknown key.
 #[derive(Clone, Debug)]
 pub struct Entry {
     text: String,
     pub value: Value,
-    /// Whether an equal entry with another text is a different entry. It is upstream's if an
-    /// upstream agent with the same template runs on the node: upstream's agents format the entry.
+    /// Whether [`Entry::matches`] compares the text too, and not only the JSON value. Set while an
+    /// upstream agent may run on the node: with the same template, its entry has an equal value,
+    /// but another text, because upstream's agent formats the entry that it writes.
     pub is_exact: bool,
 }
 
 impl Entry {
-    /// Renders the entry: replaces [`PLACEHOLDER`] in `template` by `kubeconfig`. Fails if
+    /// Renders the entry: replaces [`PLACEHOLDER`] in `template` by the path `kubeconfig`. Fails if
     /// `template` is not a JSON object with the `type` [`PLUGIN`].
     pub fn new(template: &str, kubeconfig: &str) -> Result<Entry, Error> {
         let text = template.replace(PLACEHOLDER, kubeconfig).trim().to_owned();
@@ -32,7 +33,7 @@ impl Entry {
         if plugin.string("type").as_deref() != Some(PLUGIN) {
             return Err(Error::WrongType);
         }
-        let value = serde_json::from_str(&text).map_err(|error| syntax(&text, &error))?;
+        let value = serde_json::from_str(&text).map_err(|error| parse_error(&text, &error))?;
         Ok(Entry { text, value, is_exact: false })
     }
 
@@ -40,8 +41,9 @@ impl Entry {
         &self.text
     }
 
-    /// Returns whether `found` in a network config is this entry. Unless it is exact, a network
-    /// config that another program reformatted needs no rewrite.
+    /// Returns whether `found`, the text of a plugin entry in a network config, is this entry. Only
+    /// the JSON values are compared unless `is_exact` is set. So a network config that another
+    /// program has reformatted is not rewritten.
     pub fn matches(&self, found: &str) -> bool {
         match serde_json::from_str::<Value>(found) {
             Ok(value) if value == self.value => {
@@ -51,21 +53,24 @@ impl Entry {
         }
     }
 
-    /// Returns whether another program than an agent of this project may have written the plugin
-    /// entry `found`: upstream's agent, or a person. This project's chart sets `agent-namespace`.
-    /// Under upstream's manifests, only a kubeconfig of upstream's agent shows that there was one:
-    /// `is_exact` says so.
+    /// Returns whether upstream's agent or a person may have written the plugin entry `found`, and
+    /// not an agent of this project.
+    ///
+    /// Only this project's chart sets the key `agent-namespace`, so an entry with that key is this
+    /// project's. If this agent's own entry lacks the key, as under upstream's manifests, the key
+    /// says nothing. Then another entry counts as foreign only if upstream's agent has left its
+    /// kubeconfig on the node, which `is_exact` says.
     pub fn is_foreign(&self, found: &str) -> bool {
         if self.matches(found) {
             return false;
         }
-        let is_of_chart =
-            serde_json::from_str::<Value>(found).is_ok_and(|found| has_agent_namespace(&found));
-        !is_of_chart && (self.is_exact || has_agent_namespace(&self.value))
+        let is_of_this_project =
+            serde_json::from_str::<Value>(found).is_ok_and(|entry| has_agent_namespace(&entry));
+        !is_of_this_project && (self.is_exact || has_agent_namespace(&self.value))
     }
 
-    /// Renders a standalone `.conf`: the template with defaults for a missing `cniVersion` and
-    /// `name`. Multus finds the network config by its name.
+    /// Renders a standalone `.conf`: the template, with defaults for a missing `cniVersion` and a
+    /// missing `name`. A name is needed because Multus finds the network config by its name.
     pub fn standalone_conf(&self) -> String {
         let mut conf = self.value.clone();
         for (key, default) in [("cniVersion", STANDALONE_VERSION), ("name", PLUGIN)] {
@@ -78,9 +83,9 @@ impl Entry {
 
     /// Renders a standalone conflist, whose only plugin is the entry.
     pub fn standalone_conflist(&self) -> String {
-        let list =
+        let conflist =
             json!({"cniVersion": STANDALONE_VERSION, "name": PLUGIN, "plugins": [self.value]});
-        format!("{list:#}\n")
+        format!("{conflist:#}\n")
     }
 }
 
@@ -88,7 +93,8 @@ fn has_agent_namespace(entry: &Value) -> bool {
     !entry["linkerd"]["agent-namespace"].is_null()
 }
 
-/// Returns the lines without their indentation, which a conflist gives the entry.
+/// Returns the lines of `text` without their indentation, because an entry that is spliced into a
+/// conflist gets the indentation of the other plugins.
 fn unindented_lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(str::trim_start)
 }
@@ -97,14 +103,15 @@ fn unindented_lines(text: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    fn conf(template: &str) -> Value {
+    /// Renders the template as a standalone `.conf`, and parses it.
+    fn standalone_conf(template: &str) -> Value {
         serde_json::from_str(&Entry::new(template, "").unwrap().standalone_conf()).unwrap()
     }
 
     #[test]
     fn a_standalone_config_has_a_name_a_version_and_the_whole_template() {
         assert_eq!(
-            conf(r#"{"type":"linkerd-cni","linkerd":{"a":1}}"#),
+            standalone_conf(r#"{"type":"linkerd-cni","linkerd":{"a":1}}"#),
             json!({
                 "cniVersion": "0.3.1",
                 "name": "linkerd-cni",
@@ -112,16 +119,16 @@ mod tests {
                 "linkerd": {"a": 1}
             })
         );
-        let own = r#"{"name":"mine","cniVersion":"1.0.0","type":"linkerd-cni"}"#;
-        assert_eq!(conf(own), serde_json::from_str::<Value>(own).unwrap());
+        let complete = r#"{"name":"mine","cniVersion":"1.0.0","type":"linkerd-cni"}"#;
+        assert_eq!(standalone_conf(complete), serde_json::from_str::<Value>(complete).unwrap());
     }
 
     #[test]
     fn a_standalone_conflist_has_the_template_as_its_only_plugin() {
         let entry = Entry::new("{\n  \"type\": \"linkerd-cni\"\n}", "").unwrap();
-        let list: Value = serde_json::from_str(&entry.standalone_conflist()).unwrap();
+        let conflist: Value = serde_json::from_str(&entry.standalone_conflist()).unwrap();
         assert_eq!(
-            list,
+            conflist,
             json!({
                 "cniVersion": "0.3.1",
                 "name": "linkerd-cni",
@@ -131,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exact_entry_is_told_from_an_equal_one_in_another_format() {
+    fn an_exact_entry_does_not_match_an_equal_entry_in_another_format() {
         let mut entry = Entry::new("{\n  \"type\": \"linkerd-cni\",\n  \"a\": [1]\n}", "").unwrap();
         let spliced = entry.text().replace('\n', "\n    ");
         let formatted = "{\n  \"a\": [1],\n  \"type\": \"linkerd-cni\"\n}";

@@ -23,10 +23,11 @@ pub enum ConfigKind {
 }
 
 impl ConfigKind {
-    /// Returns the kind of a file. `None`: no runtime loads it. As in runtimes, the extension must
-    /// match exactly.
+    /// Returns the kind of the file `name`, by its extension, which must match exactly, as in
+    /// runtimes. `None` if no runtime loads a file with that extension.
     pub fn from_file_name(name: &str) -> Option<ConfigKind> {
-        match name.rsplit_once('.')?.1 {
+        let (_, extension) = name.rsplit_once('.')?;
+        match extension {
             "conflist" => Some(ConfigKind::Conflist),
             "conf" => Some(ConfigKind::Conf),
             "json" => Some(ConfigKind::Json),
@@ -44,7 +45,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Returns the text, empty if the file cannot be read.
+    /// Returns the text of the file. The text is empty if the file cannot be read.
     pub fn text(&self) -> &str {
         match &self.content {
             Ok(content) => &content.text,
@@ -63,9 +64,16 @@ impl ConfigFile {
         Conflist::parse_any(&content.text).ok()
     }
 
-    /// Splits the name into that of the network config and the suffix that Cilium appended, if any.
+    /// Splits the file name into the name of the network config and the suffix that Cilium
+    /// appended. The suffix is empty if Cilium has not renamed the file.
     pub fn split_name(&self) -> (&str, &str) {
-        split_backup(&self.name)
+        split_backup_suffix(&self.name)
+    }
+
+    /// Returns whether Cilium has renamed the file, so that no runtime loads it.
+    pub fn is_renamed(&self) -> bool {
+        let (_, suffix) = self.split_name();
+        !suffix.is_empty()
     }
 }
 
@@ -74,27 +82,28 @@ impl ConfigFile {
 pub struct Unreadable {
     /// Rest of a sentence that starts with the file's name.
     pub why: String,
-    pub for_runtime: ForRuntime,
-    /// Whether the file may name the plugin, for a runtime that reads it now or later.
+    pub runtime: RuntimeReaction,
+    /// Whether a runtime that reads the file, now or later, may find a plugin entry in it.
     pub may_name_plugin: bool,
 }
 
 /// What the container runtime does with a network config that the agent cannot read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ForRuntime {
-    /// The runtime may read the file, and load it.
+pub enum RuntimeReaction {
+    /// The runtime may be able to read the file, and then loads it.
     MayLoad,
-    /// The runtime cannot load the file either. containerd fails at it, CRI-O skips it.
-    Invalid,
-    /// The runtime does not try to load it, such as a directory.
-    Ignored,
+    /// The runtime cannot load the file either. containerd then loads no network config at all,
+    /// CRI-O skips the file.
+    FailsToLoad,
+    /// The runtime does not try to load the file, for example because it is a directory.
+    Ignores,
 }
 
 impl From<files::Error> for Unreadable {
     fn from(error: files::Error) -> Self {
         let is_no_file = error.is_no_file();
-        let for_runtime = if is_no_file { ForRuntime::Ignored } else { ForRuntime::MayLoad };
-        Unreadable { why: error.without_path(), for_runtime, may_name_plugin: !is_no_file }
+        let runtime = if is_no_file { RuntimeReaction::Ignores } else { RuntimeReaction::MayLoad };
+        Unreadable { why: error.without_path(), runtime, may_name_plugin: !is_no_file }
     }
 }
 
@@ -103,33 +112,39 @@ impl From<files::Error> for Unreadable {
 pub struct Content {
     pub text: String,
     pub access: FileAccess,
-    /// Target, if the file is a symbolic link.
+    /// Target of the symbolic link. `None` if the file is a regular file.
     pub link: Option<PathBuf>,
 }
 
-/// Reads all network configs in `dir`, in name order, in which runtimes look for the first valid
-/// one. The agent's `kubeconfig`, which may end in `.json`, is left out.
-pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
-    let mut found = scan_with_backups(dir, kubeconfig)?;
-    found.retain(|file| file.split_name().1.is_empty());
+/// Reads all network configs in `dir`. Returns them in name order, because a runtime loads the
+/// first valid one in this order. Leaves out the agent's own kubeconfig, the file
+/// `kubeconfig_name`: its name may end in `.json`, too.
+pub fn scan(dir: &Path, kubeconfig_name: &str) -> Result<Vec<ConfigFile>, files::Error> {
+    let mut found = scan_with_backups(dir, kubeconfig_name)?;
+    found.retain(|file| !file.is_renamed());
     Ok(found)
 }
 
-/// Reads what [`scan`] reads, and the network configs that Cilium has renamed. No runtime loads a
-/// renamed network config, but Cilium's uninstall gives the file its name back.
-pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
+/// Reads what [`scan`] reads, and also the network configs that Cilium has renamed. No runtime
+/// loads a renamed network config. But Cilium's uninstall gives the file its name back, so the
+/// plugin entry has to be removed from it, too.
+pub fn scan_with_backups(
+    dir: &Path,
+    kubeconfig_name: &str,
+) -> Result<Vec<ConfigFile>, files::Error> {
     let mut found = Vec::new();
     for name in files::file_names(dir)? {
-        if name == kubeconfig {
+        if name == kubeconfig_name {
             continue;
         }
-        let Some(kind) = ConfigKind::from_file_name(split_backup(&name).0) else {
+        let (config_name, _) = split_backup_suffix(&name);
+        let Some(kind) = ConfigKind::from_file_name(config_name) else {
             continue;
         };
         let content = match read_content(dir, &name, kind) {
             Ok(Some(content)) => Ok(content),
-            // The file was removed after the directory was listed. The file watch reports that
-            // change.
+            // The file was removed after the directory was listed. The next pass does not find it:
+            // the file watch reports the removal, which triggers that pass.
             Ok(None) => continue,
             Err(unreadable) => Err(unreadable),
         };
@@ -138,11 +153,15 @@ pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>
     Ok(found)
 }
 
-/// Returns whether a runtime may call the plugin, as an object at any depth has its `type`: the
-/// config that Multus generates has a copy of the primary CNI's conflist in `delegates`. For text
-/// that is not JSON, which may be half written, the plugin's name is enough.
+/// Returns whether a runtime that loads a network config with this `text` may call the plugin.
+///
+/// It may if an object at any depth has the plugin's `type`. Not only the plugins of the list
+/// count, because the config that Multus generates has a copy of the primary CNI's conflist in
+/// `delegates`. A text that is not JSON may be half written, so the name of the plugin anywhere in
+/// it is enough.
 pub fn may_call_plugin(text: &str) -> bool {
-    // Skip parsing, which takes memory, unless the name is present or an escape could hide it.
+    // Parsing takes memory, so a text is not parsed if it has neither the plugin's name nor an
+    // escape such as `\u002d` that could hide the name.
     if !text.contains(PLUGIN) && !text.contains('\\') {
         return false;
     }
@@ -163,8 +182,8 @@ fn has_plugin_type(value: &Value) -> bool {
     }
 }
 
-/// Returns whether a runtime may find the plugin in `file`, also if this agent cannot read or parse
-/// the file.
+/// Returns whether a runtime may find a plugin entry in `file`. A file that this agent cannot read
+/// may have one.
 pub fn may_name_plugin(file: &ConfigFile) -> bool {
     match &file.content {
         Ok(content) => may_call_plugin(&content.text),
@@ -172,14 +191,15 @@ pub fn may_name_plugin(file: &ConfigFile) -> bool {
     }
 }
 
-/// Returns the files in `dir` in which libcni finds plugins of a conflist.
+/// Returns the files in `dir` from which libcni takes the plugins of a conflist.
 fn fragments_in(dir: &Path) -> Vec<PathBuf> {
     let mut names = files::file_names(dir).unwrap_or_default();
     names.retain(|name| ConfigKind::from_file_name(name) == Some(ConfigKind::Conf));
     names.iter().map(|name| dir.join(name)).collect()
 }
 
-/// Returns whether the file at `path`, which has a plugin of a conflist, may be the plugin entry.
+/// Returns whether the file at `path`, from which libcni takes one plugin of a conflist, may be a
+/// plugin entry. A file that this agent cannot read may be one.
 fn fragment_may_name_plugin(path: &Path) -> bool {
     match files::read(path) {
         Ok((bytes, _)) => may_call_plugin(&String::from_utf8_lossy(&bytes)),
@@ -187,28 +207,29 @@ fn fragment_may_name_plugin(path: &Path) -> bool {
     }
 }
 
-/// Returns whether the symbolic link `path` may lead to a file of the node that is not mounted
-/// here. On the node, an absolute target starts at another root directory.
+/// Returns whether the symbolic link at `path` may lead to a file of the node that is not mounted
+/// in this container. With an absolute `target` it always may: on the node, the path starts at the
+/// root directory of the node, not at that of this container.
 fn leads_out(path: &Path, target: &Path) -> bool {
-    let leaves = target.components().any(|part| part == Component::ParentDir);
-    target.is_absolute() || leaves && !path.exists()
+    let goes_up = target.components().any(|part| part == Component::ParentDir);
+    target.is_absolute() || goes_up && !path.exists()
 }
 
-fn split_backup(name: &str) -> (&str, &str) {
+fn split_backup_suffix(name: &str) -> (&str, &str) {
     match name.strip_suffix(BACKUP_SUFFIX) {
         Some(config) => (config, BACKUP_SUFFIX),
         None => (name, ""),
     }
 }
 
-/// Describes a network config whose bytes are not UTF-8. Go's decoder accepts invalid bytes inside
-/// strings, and replaces them as `from_utf8_lossy` does.
+/// Describes a network config whose bytes are not UTF-8. A runtime may load it nevertheless: Go's
+/// decoder accepts invalid bytes inside strings, and replaces them as `from_utf8_lossy` does.
 fn not_utf8(bytes: &[u8]) -> Unreadable {
     let text = String::from_utf8_lossy(bytes);
     let is_json = serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok();
     Unreadable {
         why: "is not UTF-8".to_owned(),
-        for_runtime: if is_json { ForRuntime::MayLoad } else { ForRuntime::Invalid },
+        runtime: if is_json { RuntimeReaction::MayLoad } else { RuntimeReaction::FailsToLoad },
         may_name_plugin: may_call_plugin(&text),
     }
 }
@@ -221,11 +242,13 @@ fn read_content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Conte
     };
     let link = if metadata.is_symlink() { Some(read_link(path)?) } else { None };
     let (bytes, access) = match files::read(path) {
-        Ok(read) => read,
+        Ok(bytes_and_access) => bytes_and_access,
         Err(error) if error.is_missing() && link.is_some() => {
-            let why = "is a symbolic link to a missing file".to_owned();
-            let for_runtime = ForRuntime::Invalid;
-            return Err(Unreadable { why, for_runtime, may_name_plugin: false });
+            return Err(Unreadable {
+                why: "is a symbolic link to a missing file".to_owned(),
+                runtime: RuntimeReaction::FailsToLoad,
+                may_name_plugin: false,
+            });
         }
         Err(error) if error.is_missing() => return Ok(None),
         Err(error) => return Err(error.into()),
@@ -244,15 +267,18 @@ fn read_content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Conte
 fn read_link(path: &Path) -> Result<PathBuf, Unreadable> {
     let target = files::link_target(path)?;
     if leads_out(path, &target) {
-        let why =
-            format!("is a symbolic link out of the mounted directory, to {}", target.display());
-        let for_runtime = ForRuntime::MayLoad;
-        return Err(Unreadable { why, for_runtime, may_name_plugin: true });
+        let target = target.display();
+        return Err(Unreadable {
+            why: format!("is a symbolic link out of the mounted directory, to {target}"),
+            runtime: RuntimeReaction::MayLoad,
+            may_name_plugin: true,
+        });
     }
     Ok(target)
 }
 
-/// Fails if libcni takes the plugins of the conflist `text` from other files.
+/// Fails if libcni takes the plugins of the conflist `text` from other files. The agent splices its
+/// entry only into a conflist that has its plugins itself.
 fn check_fragments(dir: &Path, text: &str) -> Result<(), Unreadable> {
     let Ok(conflist) = Conflist::parse_or_standalone(text) else {
         return Ok(());
@@ -266,7 +292,7 @@ fn check_fragments(dir: &Path, text: &str) -> Result<(), Unreadable> {
     }
     Err(Unreadable {
         why: format!("takes its plugins from the files in the directory {name}"),
-        for_runtime: ForRuntime::MayLoad,
+        runtime: RuntimeReaction::MayLoad,
         may_name_plugin: may_call_plugin(text)
             || fragments.iter().any(|path| fragment_may_name_plugin(path)),
     })
@@ -306,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn absolute_links_and_dangling_links_to_the_outside_lead_out() {
+    fn absolute_links_and_dangling_links_to_another_directory_lead_out() {
         let root = tempfile::tempdir().unwrap();
         let link = root.path().join("net.d/link");
         std::fs::create_dir(root.path().join("net.d")).unwrap();
@@ -326,11 +352,11 @@ mod tests {
 
     #[test]
     fn invalid_utf_8_is_accepted_only_inside_strings_as_in_go() {
-        assert_eq!(not_utf8(b"{\"a\":\"\xff\"}").for_runtime, ForRuntime::MayLoad);
+        assert_eq!(not_utf8(b"{\"a\":\"\xff\"}").runtime, RuntimeReaction::MayLoad);
         for invalid in
             [&b"{\"a\":\xff}"[..], b"\xff{}", b"\xff\xfe", b"\xef\xbb\xbf{\"a\":\"\xff\"}"]
         {
-            assert_eq!(not_utf8(invalid).for_runtime, ForRuntime::Invalid, "{invalid:?}");
+            assert_eq!(not_utf8(invalid).runtime, RuntimeReaction::FailsToLoad, "{invalid:?}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Plans which network configs to write, and how. Pure.
 //!
-//! [`chain()`] decides which files get the plugin entry, [`called_config`] which file the runtime
-//! loads.
+//! [`chain()`] decides which files get the plugin entry. [`called_config`] finds the network config
+//! whose plugins the runtime calls.
 
 mod active;
 mod chain;

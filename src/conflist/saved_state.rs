@@ -1,12 +1,13 @@
 //! The saved state: the original files that uninstall cannot restore from a conflist alone.
 //!
 //! Cutting the plugin entry out of a conflist restores its original bytes, so most conflists are
-//! not in the saved state. It holds
-//! - conflists that were made from a `.conf`, or that replaced a symbolic link
-//! - names of standalone configs, which look like any network config
-//! - the name of the file whose plugin entry is the only one, while an older agent may still run
+//! not in the saved state. The saved state has
+//! - the originals of conflists that were made from a `.conf`, or that replaced a symbolic link
+//! - the names of standalone configs, because their content may look like that of another program
+//! - the name of the only network config with a plugin entry, for an older agent that may still run
 //!
-//! The file in the CNI net dir outlives the agent, and is written before the conflist.
+//! The saved state is a file in the CNI net dir, so that it outlives the agent. The file is written
+//! before the network config, so that an uninstall can undo every change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,13 +18,15 @@ use super::net_dir::Content;
 use crate::files;
 use crate::files::FileAccess;
 
-/// File name in the CNI net dir. Runtimes ignore it for its extension.
+/// File name in the CNI net dir. Runtimes ignore the file because of its extension.
 pub const NAME: &str = ".linkerd-cni-state";
 
-/// Name of a file that could not be parsed, kept for an operator.
+/// File name to which a saved state is renamed that cannot be parsed, so that an operator can look
+/// at it.
 pub const DAMAGED: &str = ".linkerd-cni-state.damaged";
 
-/// What uninstall needs beside the conflists. The names of the members are part of the file format.
+/// What uninstall needs besides the network configs. The serialized names of the members are part
+/// of the file format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
     /// Conflists by file name, each with the original that it was made from.
@@ -32,17 +35,17 @@ pub struct SavedState {
     /// Names of standalone configs.
     #[serde(default)]
     pub standalone_configs: BTreeSet<String>,
-    /// [`ChainMode::only`](super::chain_mode::ChainMode::only) of the agent that removed the plugin
-    /// entry from other network configs. An older agent then leaves them as they are: it does not
-    /// know the newer agent's mode, and a network config without the plugin entry looks the same
-    /// after its owner wrote it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub only: Option<String>,
-    /// Why the file could not be used: a sentence that starts with its path.
+    /// Name of the only network config that keeps the plugin entry, saved by the agent that removes
+    /// the entry from the others. An older agent then does not chain the plugin to the others
+    /// again. Without this name it would: it does not know the newer agent's mode, and a network
+    /// config from which the entry was removed looks like one that its owner has just written.
+    #[serde(default, rename = "only", skip_serializing_if = "Option::is_none")]
+    pub only_config: Option<String>,
+    /// Why the saved state on disk cannot be used: a sentence that starts with the file's path.
     #[serde(skip)]
     pub unusable: Option<String>,
-    /// Whether the file has no valid saved state. An `unusable` file that is not damaged could not
-    /// be read, perhaps temporarily.
+    /// Whether the content of the `unusable` file is invalid. If it is not, the file could not be
+    /// read, and a later attempt may succeed.
     #[serde(skip)]
     pub is_damaged: bool,
 }
@@ -50,10 +53,11 @@ pub struct SavedState {
 /// The file that a conflist was made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Original {
-    /// The conflist without the plugin entry. While this matches, no other program wrote it.
+    /// Text of the conflist without the plugin entry. If the conflist on disk differs from this
+    /// text, another program has written it.
     pub without_entry: String,
-    /// `without_entry` of the conflist that this one replaces. If the agent is killed before it
-    /// writes the new conflist, the old one remains and matches this.
+    /// `without_entry` of the earlier conflist that the new one replaces. If the agent is killed
+    /// before it writes the new conflist, the earlier one is still on disk and equals this text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaced_without_entry: Option<String>,
     pub name: String,
@@ -71,7 +75,8 @@ pub enum OriginalContent {
 }
 
 impl Original {
-    /// Keeps the file `name`, from which a conflist is made.
+    /// Records the file `name` with this `content`, from which a conflist is made. `without_entry`
+    /// is the text of that conflist without the plugin entry.
     pub fn new(name: &str, content: &Content, without_entry: String) -> Original {
         Original {
             without_entry,
@@ -87,29 +92,34 @@ impl Original {
 }
 
 impl SavedState {
-    /// Reads the saved state in `dir`. Empty if the file is missing, or if it cannot be used.
+    /// Reads the saved state in `dir`. Returns an empty one if the file is missing or unusable.
     pub fn load(dir: &Path) -> SavedState {
         let path = dir.join(NAME);
-        match files::read(&path) {
-            Ok((bytes, _)) => match serde_json::from_slice(&bytes) {
-                Ok(saved) => saved,
-                Err(_) => SavedState::unusable(&path, "is damaged", true),
-            },
-            Err(error) if error.is_missing() => SavedState::default(),
+        let bytes = match files::read(&path) {
+            Ok((bytes, _)) => bytes,
+            Err(error) if error.is_missing() => return SavedState::default(),
             Err(error) => {
+                // Errors that are not I/O errors say that no such file can be a saved state: it is
+                // a directory, for example, or too large.
                 let is_damaged = !matches!(error, files::Error::Io { .. });
-                SavedState::unusable(&path, &error.without_path(), is_damaged)
+                let unusable = SavedState::unusable(&path, &error.without_path());
+                return SavedState { is_damaged, ..unusable };
             }
+        };
+        match serde_json::from_slice(&bytes) {
+            Ok(saved) => saved,
+            Err(_) => SavedState { is_damaged: true, ..SavedState::unusable(&path, "is damaged") },
         }
     }
 
-    fn unusable(path: &Path, why: &str, is_damaged: bool) -> SavedState {
+    fn unusable(path: &Path, why: &str) -> SavedState {
         let unusable = Some(format!("{} {why}", path.display()));
-        SavedState { unusable, is_damaged, ..SavedState::default() }
+        SavedState { unusable, ..SavedState::default() }
     }
 
-    /// Writes the saved state, readable only for root: a network config can hold credentials.
-    /// Fails also if the file there cannot be used.
+    /// Writes the saved state to `dir`, readable only for root, because a network config can hold
+    /// credentials. Fails if the present file is unusable: it may have originals that would be
+    /// lost.
     pub fn save(&mut self, dir: &Path) -> Result<(), files::Error> {
         let path = dir.join(NAME);
         if self.unusable.is_some() {
@@ -122,14 +132,15 @@ impl SavedState {
         files::write(&path, &text, FileAccess::own(0o600))
     }
 
-    /// Renames a damaged file to [`DAMAGED`], so that a new one can be written.
+    /// Renames a damaged file to [`DAMAGED`], so that a new saved state can be written.
     pub fn keep_damaged(&mut self, dir: &Path) -> Result<(), files::Error> {
         files::rename(&dir.join(NAME), &dir.join(DAMAGED))?;
         self.unusable = None;
         Ok(())
     }
 
-    /// Removes `name`, which is restored, and writes the file if that changed anything.
+    /// Removes what is saved about the network config `name`, after the config was restored. Writes
+    /// the saved state to `dir` if that changed anything.
     pub fn forget(&mut self, name: &str, dir: &Path) -> Result<(), files::Error> {
         let had_original = self.originals.remove(name).is_some();
         let was_standalone = self.standalone_configs.remove(name);

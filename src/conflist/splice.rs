@@ -1,21 +1,22 @@
-//! A conflist: parses it, splices the plugin entry into its text and cuts it out. A standalone
-//! config, such as the `.conf` files that Multus calls, has no list: the object is the plugin.
+//! Parses a conflist, splices the plugin entry into its text, and cuts the entry out again. A
+//! standalone config, such as a `.conf` that Multus calls, has no list of plugins: the whole object
+//! is its only plugin.
 
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::borrowed_object::{BorrowedObject, span};
+use super::borrowed_object::{BorrowedObject, byte_range};
 use super::{Entry, Error, PLUGIN};
 
 /// Name for a network config without one. Upstream gives this name to every `.conf` that it wraps.
 const DEFAULT_NAME: &str = "k8s-pod-network";
 
-/// A conflist, parsed over its text. Edits splice the text and never reserialise it.
+/// A parsed conflist, which borrows its text. Edits splice this text and never reserialise it.
 #[derive(Debug)]
 pub struct Conflist<'a> {
     text: &'a str,
     /// Byte offset of the `[` that opens `plugins`. `None` for a standalone config.
-    start: Option<usize>,
+    array_start: Option<usize>,
     pub(super) plugins: Vec<Plugin<'a>>,
     pub(super) name: Option<String>,
     pub(super) version: Option<String>,
@@ -48,19 +49,19 @@ impl<'a> Plugin<'a> {
 struct Unchained {
     text: String,
     /// Byte offset where the last plugin ends.
-    end: usize,
+    plugins_end: usize,
 }
 
 impl<'a> Conflist<'a> {
-    /// Parses a conflist that the plugin entry can be chained to.
-    /// Fails if `text` is not a conflist, or has no plugin besides linkerd-cni.
+    /// Parses a conflist to which the plugin entry can be chained. Fails if `text` is not a
+    /// conflist, or has no plugin besides linkerd-cni.
     pub fn parse_chainable(text: &'a str) -> Result<Conflist<'a>, Error> {
         let conflist = Conflist::parse_any(text)?;
         if conflist.plugins.is_empty() {
             return Err(Error::EmptyPlugins);
         }
-        // With a current plugin entry this conflist could become loadable. Then the runtime would
-        // call only linkerd-cni, and pods would have no network.
+        // A conflist with only the plugin entry is rejected. With a correct entry, the runtime
+        // might load it and call only linkerd-cni, and pods would have no network.
         if conflist.plugins.iter().all(Plugin::is_plugin_entry) {
             return Err(Error::NoOtherPlugin);
         }
@@ -70,11 +71,11 @@ impl<'a> Conflist<'a> {
     /// Parses any conflist, also one that is empty or calls only linkerd-cni.
     pub fn parse_any(text: &'a str) -> Result<Conflist<'a>, Error> {
         let conflist = Conflist::parse_or_standalone(text)?;
-        if conflist.start.is_some() { Ok(conflist) } else { Err(Error::NoPlugins) }
+        if conflist.array_start.is_some() { Ok(conflist) } else { Err(Error::NoPlugins) }
     }
 
-    /// Parses any conflist, or a standalone config, whose only plugin is itself. Runtimes ignore a
-    /// `type` beside `plugins`, so a config with `plugins` is a conflist.
+    /// Parses any conflist, or a standalone config, whose only plugin is the whole object. An
+    /// object with the key `plugins` is a conflist even if it has a `type`, which runtimes ignore.
     pub(super) fn parse_or_standalone(text: &'a str) -> Result<Conflist<'a>, Error> {
         let object = BorrowedObject::parse(text)?;
         let array = object.get("plugins").map(RawValue::get);
@@ -91,7 +92,7 @@ impl<'a> Conflist<'a> {
         }
         Ok(Conflist {
             text,
-            start: array.map(|array| span(text, array).start),
+            array_start: array.map(|array| byte_range(text, array).start),
             plugins,
             name: object.string("name"),
             version: object.string("cniVersion"),
@@ -99,9 +100,10 @@ impl<'a> Conflist<'a> {
     }
 
     /// Returns the name of the directory from which libcni 1.3 and later takes the plugins of the
-    /// conflist: that of its network, if the conflist has no plugins itself.
+    /// conflist. `None` if the conflist has its plugins itself. The directory has the name of the
+    /// network.
     pub(super) fn fragments_dir(self) -> Option<String> {
-        let has_plugins = self.start.is_some() && !self.plugins.is_empty();
+        let has_plugins = self.array_start.is_some() && !self.plugins.is_empty();
         let name = self.name?;
         if has_plugins || name.is_empty() || name.contains('/') {
             return None;
@@ -128,9 +130,9 @@ impl<'a> Conflist<'a> {
         self.plugins.iter().any(Plugin::is_plugin_entry)
     }
 
-    /// Returns whether `entry` is the only plugin entry, behind another plugin. More plugins may
-    /// follow: otherwise this agent and an installer that appends its own plugin would both rewrite
-    /// the conflist forever.
+    /// Returns whether `entry` is the only plugin entry, and another plugin runs before it. Other
+    /// plugins may also follow the entry. If it had to be the last one, this agent and an installer
+    /// that appends its own plugin would rewrite the conflist in turn forever.
     pub fn has_entry(&self, entry: &Entry) -> bool {
         self.only_entry().is_some_and(|found| entry.matches(found.text))
     }
@@ -156,65 +158,72 @@ impl<'a> Conflist<'a> {
         self.cut_entries(is_cut).text
     }
 
-    /// Returns the text with `entry` as the only plugin entry: in the place of the present one, if
-    /// another plugin runs before that, otherwise as the last plugin.
+    /// Returns the text with `entry` as the only plugin entry. If the present entry is the only one
+    /// and another plugin runs before it, `entry` replaces it. Otherwise `entry` becomes the last
+    /// plugin.
     pub fn with_entry(&self, entry: &Entry) -> String {
-        // The white space before the first plugin, to separate the plugin entry like it.
-        let start = self.start.unwrap_or_default();
-        let first = self.plugins.first().map_or(start, |first| span(self.text, first.text).start);
-        let separator = self.text.get(start + 1..first).unwrap_or_default();
+        let separator = self.space_before_first_plugin();
         // If each plugin starts on a line of its own, the lines of `entry` get the indentation of
         // the first plugin.
-        let lines = match separator.rfind('\n') {
+        let entry_text = match separator.rfind('\n') {
             Some(newline) => {
                 let indentation = &separator[newline + 1..];
                 entry.text().replace('\n', &format!("\n{indentation}"))
             }
             None => entry.text().to_owned(),
         };
-        if let Some(found) = self.only_entry() {
-            let span = span(self.text, found.text);
-            let (before, after) = (&self.text[..span.start], &self.text[span.end..]);
-            return format!("{before}{lines}{after}");
+        if let Some(present) = self.only_entry() {
+            let range = byte_range(self.text, present.text);
+            let (before, after) = (&self.text[..range.start], &self.text[range.end..]);
+            return format!("{before}{entry_text}{after}");
         }
-        let Unchained { mut text, end } = self.cut_entries(|_| true);
-        text.insert_str(end, &format!(",{separator}{lines}"));
+        let Unchained { mut text, plugins_end } = self.cut_entries(|_| true);
+        text.insert_str(plugins_end, &format!(",{separator}{entry_text}"));
         text
     }
 
-    /// Cuts the plugin entries for which `is_cut` returns true out of the text, each with the
-    /// separator before it. An entry before all other plugins goes with the separator after it.
+    /// Returns the white space between the `[` that opens `plugins` and the first plugin.
+    fn space_before_first_plugin(&self) -> &'a str {
+        let (Some(array_start), Some(first)) = (self.array_start, self.plugins.first()) else {
+            return "";
+        };
+        &self.text[array_start + 1..byte_range(self.text, first.text).start]
+    }
+
+    /// Cuts the plugin entries for which `is_cut` returns true out of the text. An entry is cut
+    /// together with the separator before it. An entry before all other plugins is cut together
+    /// with the separator after it.
     fn cut_entries(&self, is_cut: impl Fn(&str) -> bool) -> Unchained {
         let Some(first) = self.plugins.first() else {
-            return Unchained { text: self.text.to_owned(), end: self.text.len() };
+            return Unchained { text: self.text.to_owned(), plugins_end: self.text.len() };
         };
-        let start = span(self.text, first.text).start;
-        let mut text = self.text[..start].to_owned();
-        let mut end = text.len();
+        let first_start = byte_range(self.text, first.text).start;
+        let mut text = self.text[..first_start].to_owned();
+        let mut plugins_end = text.len();
         let mut has_plugin = false;
-        // Where the plugin before the present one ends.
-        let mut previous_end = start;
+        // Byte offset where the plugin before the one of this iteration ends.
+        let mut previous_end = first_start;
         for plugin in &self.plugins {
-            let span = span(self.text, plugin.text);
+            let range = byte_range(self.text, plugin.text);
             if !(plugin.is_plugin_entry() && is_cut(plugin.text)) {
-                let from = if has_plugin { previous_end } else { span.start };
-                text.push_str(&self.text[from..span.end]);
-                end = text.len();
+                let from = if has_plugin { previous_end } else { range.start };
+                text.push_str(&self.text[from..range.end]);
+                plugins_end = text.len();
                 has_plugin = true;
             }
-            previous_end = span.end;
+            previous_end = range.end;
         }
         text.push_str(&self.text[previous_end..]);
-        Unchained { text, end }
+        Unchained { text, plugins_end }
     }
 }
 
 /// Wraps the single plugin of a `.conf` or `.json` into a conflist, still without the plugin entry.
 /// The conflist gets the plugin's `name` and `cniVersion`; the plugin stays byte for byte.
 ///
-/// A missing version stays missing: libcni treats that as 0.1.0 in both forms, and a higher version
-/// could break the plugin. A missing name becomes upstream's default, as no pod starts without one.
-/// Fails if no runtime would load `conf`, or if it is linkerd-cni itself.
+/// A missing version stays missing: libcni then assumes 0.1.0, in a conflist as in a `.conf`, and a
+/// higher version could break the plugin. A missing name becomes upstream's default, because no pod
+/// starts without a name. Fails if no runtime would load `conf`, or if its plugin is linkerd-cni.
 pub fn wrap(conf: &str) -> Result<String, Error> {
     check_conf_loadable(conf)?;
     let object = BorrowedObject::parse(conf)?;
@@ -248,7 +257,7 @@ pub struct ChainedEntry<'a> {
     pub text: &'a str,
     pub name: Option<String>,
     pub version: Option<String>,
-    /// Whether another plugin runs before, so that the runtime passes a `prevResult`.
+    /// Whether another plugin runs before linkerd-cni, so that the runtime passes a `prevResult`.
     pub has_previous: bool,
 }
 

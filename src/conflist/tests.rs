@@ -15,16 +15,19 @@ fn entry() -> Entry {
     Entry::new(TEMPLATE, "/etc/cni/net.d/kc").unwrap()
 }
 
+/// Returns the names and the texts of the conflists that real primary CNIs write.
 fn corpus() -> Vec<(String, String)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/conflist/corpus");
-    let files = std::fs::read_dir(dir).unwrap().map(|file| {
+    let mut files = Vec::new();
+    for file in std::fs::read_dir(dir).unwrap() {
         let path = file.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        (name, std::fs::read_to_string(path).unwrap())
-    });
-    files.collect()
+        files.push((name, std::fs::read_to_string(path).unwrap()));
+    }
+    files
 }
 
+/// Returns the types of the plugins in the conflist `text`.
 fn types(text: &str) -> Vec<String> {
     let value: Value = serde_json::from_str(text).unwrap();
     let plugins = value["plugins"].as_array().unwrap().iter();
@@ -36,17 +39,17 @@ fn unchaining_restores_real_conflists_byte_for_byte() {
     let corpus = corpus();
     assert!(corpus.len() >= 11, "{}", corpus.len());
     for (name, original) in corpus {
-        let list = Conflist::parse_chainable(&original).unwrap();
-        assert_eq!(list.check_loadable(), Ok(()), "{name}");
-        assert!(!list.calls_plugin() && !list.has_entry(&entry()), "{name}");
-        let with = list.with_entry(&entry());
-        let patched = Conflist::parse_chainable(&with).unwrap();
-        assert!(patched.has_entry(&entry()), "{name}:\n{with}");
-        assert_eq!(patched.without_entry(), original, "{name}");
-        assert_eq!(patched.with_entry(&entry()), with, "{name}");
+        let conflist = Conflist::parse_chainable(&original).unwrap();
+        assert_eq!(conflist.check_loadable(), Ok(()), "{name}");
+        assert!(!conflist.calls_plugin() && !conflist.has_entry(&entry()), "{name}");
+        let chained_text = conflist.with_entry(&entry());
+        let chained = Conflist::parse_chainable(&chained_text).unwrap();
+        assert!(chained.has_entry(&entry()), "{name}:\n{chained_text}");
+        assert_eq!(chained.without_entry(), original, "{name}");
+        assert_eq!(chained.with_entry(&entry()), chained_text, "{name}");
         let mut expected = types(&original);
         expected.push(PLUGIN.into());
-        assert_eq!(types(&with), expected, "{name}");
+        assert_eq!(types(&chained_text), expected, "{name}");
     }
 }
 
@@ -70,20 +73,21 @@ fn append_istio(text: &str) -> String {
 #[test]
 fn a_plugin_that_another_installer_appends_behind_the_entry_is_kept() {
     for (_, original) in corpus() {
-        let with = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
-        let appended = append_istio(&with);
-        let list = Conflist::parse_chainable(&appended).unwrap();
-        assert!(list.has_entry(&entry()), "{appended}");
-        assert_eq!(list.without_entry(), append_istio(&original));
+        let chained_text = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
+        let appended = append_istio(&chained_text);
+        let conflist = Conflist::parse_chainable(&appended).unwrap();
+        assert!(conflist.has_entry(&entry()), "{appended}");
+        assert_eq!(conflist.without_entry(), append_istio(&original));
     }
 }
 
-/// Members of a plugin are those of a Go struct in libcni, members of a conflist those of a map.
+/// libcni decodes a plugin into a Go struct, whose keys may have any case. It decodes a conflist
+/// into a map, whose keys have to match exactly.
 #[test]
-fn keys_of_a_plugin_count_regardless_of_case_as_in_runtimes() {
-    let list =
+fn keys_of_a_plugin_match_in_any_case_and_keys_of_a_conflist_exactly() {
+    let text =
         r#"{"name":"n","\ud800":1,"plugins":[{"Type":"a"},{"type":"b","TYPE":"linkerd-cni"}]}"#;
-    let conflist = Conflist::parse_chainable(list).unwrap();
+    let conflist = Conflist::parse_chainable(text).unwrap();
     assert_eq!(conflist.check_loadable(), Ok(()));
     assert!(conflist.calls_plugin());
     assert_eq!(Conflist::parse_any(r#"{"Plugins":[]}"#).err(), Some(Error::NoPlugins));
@@ -121,8 +125,8 @@ fn an_invalid_text_is_rejected_with_the_reason() {
     for (name, row) in invalid_texts("template") {
         assert_eq!(Entry::new(&row.text, "").unwrap_err().to_string(), row.error, "{name}");
     }
-    let list = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
-    assert_eq!(Conflist::parse_chainable(list).unwrap().check_loadable(), Ok(()));
+    let valid = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
+    assert_eq!(Conflist::parse_chainable(valid).unwrap().check_loadable(), Ok(()));
 }
 
 #[test]
@@ -136,15 +140,16 @@ fn deep_nesting_is_parsed_without_recursion() {
 fn a_conf_wrapped_in_a_conflist_keeps_name_version_and_bytes() {
     let conf =
         "{\"cniVersion\": \"0.4.0\",\n \"type\": \"calico\", \"big\": 1e3, \"name\": \"n\"}\n";
-    let bare = wrap(conf).unwrap();
-    let value: Value = serde_json::from_str(&bare).unwrap();
+    let wrapped = wrap(conf).unwrap();
+    let value: Value = serde_json::from_str(&wrapped).unwrap();
     assert_eq!(value["cniVersion"], "0.4.0");
     assert_eq!(value["name"], "n");
-    assert!(bare.contains(conf.trim()));
-    assert_eq!(types(&bare), ["calico"]);
-    let with = Conflist::parse_chainable(&bare).unwrap().with_entry(&entry());
-    assert_eq!(Conflist::parse_chainable(&with).unwrap().without_entry(), bare);
-    // Without a version it gets none, and without a name upstream's default.
+    assert!(wrapped.contains(conf.trim()));
+    assert_eq!(types(&wrapped), ["calico"]);
+    let chained_text = Conflist::parse_chainable(&wrapped).unwrap().with_entry(&entry());
+    assert_eq!(Conflist::parse_chainable(&chained_text).unwrap().without_entry(), wrapped);
+    // A conf without a version is wrapped without one. A conf without a name gets upstream's
+    // default name.
     let value: Value = serde_json::from_str(&wrap(r#"{"type":"a"}"#).unwrap()).unwrap();
     assert_eq!((&value["cniVersion"], &value["name"]), (&Value::Null, &json!("k8s-pod-network")));
 }
@@ -158,25 +163,25 @@ fn every_placeholder_is_replaced_with_the_kubeconfig_path() {
     assert_eq!(entry.value["b"], "x:/etc/kc");
 }
 
-const CHAINED: &str = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "n": 1e3}"#;
+const ENTRY: &str = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "n": 1e3}"#;
 
 #[test]
 fn the_plugin_entry_is_found_in_a_conflist_and_in_a_standalone_config() {
-    let list = format!(
-        r#"{{"name": "net", "cniVersion": "1.0.0", "plugins": [{{"type": "bridge"}}, {CHAINED}]}}"#
+    let conflist = format!(
+        r#"{{"name": "net", "cniVersion": "1.0.0", "plugins": [{{"type": "bridge"}}, {ENTRY}]}}"#
     );
-    let found = plugin_entry(&list).unwrap();
-    assert_eq!(found.text, CHAINED);
+    let found = plugin_entry(&conflist).unwrap();
+    assert_eq!(found.text, ENTRY);
     assert_eq!(found.name.as_deref(), Some("net"));
     assert_eq!(found.version.as_deref(), Some("1.0.0"));
     assert!(found.has_previous);
-    assert_eq!(plugin_types(&list), ["bridge", "linkerd-cni"]);
-    let alone = format!(r#"{{"name": "net", "plugins": [{CHAINED}]}}"#);
-    assert!(!plugin_entry(&alone).unwrap().has_previous);
+    assert_eq!(plugin_types(&conflist), ["bridge", "linkerd-cni"]);
+    let without_other_plugin = format!(r#"{{"name": "net", "plugins": [{ENTRY}]}}"#);
+    assert!(!plugin_entry(&without_other_plugin).unwrap().has_previous);
 
-    let standalone = format!("\n{CHAINED}\n");
+    let standalone = format!("\n{ENTRY}\n");
     let found = plugin_entry(&standalone).unwrap();
-    assert_eq!(found.text, CHAINED);
+    assert_eq!(found.text, ENTRY);
     assert_eq!(found.name.as_deref(), Some("linkerd-cni"));
     assert_eq!((found.version, found.has_previous), (None, false));
     assert_eq!(plugin_types(&standalone), ["linkerd-cni"]);

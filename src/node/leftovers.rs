@@ -77,7 +77,7 @@ fn is_leftover_in_bin_dir(name: &str) -> bool {
 fn is_leftover_in_net_dir(settings: &NodeSettings, name: &str) -> bool {
     if name == OLD_CONFIG {
         // The user may have chosen this name for the standalone config, which is in use.
-        return settings.mode.standalone() != Some(name);
+        return settings.mode.standalone_config() != Some(name);
     }
     match name.strip_suffix(UNFINISHED) {
         Some(target) => target == settings.kubeconfig_name || target.ends_with(".conflist"),

@@ -27,7 +27,7 @@ use super::lock::{NodeLock, NodeLocker};
 use super::network_config_steps::{NetDir, content};
 use super::{Mounts, NodeSettings, OVERWRITTEN};
 use crate::conflist::PLUGIN;
-use crate::conflist::net_dir::{self, ConfigFile, ForRuntime};
+use crate::conflist::net_dir::{self, ConfigFile, RuntimeReaction};
 use crate::conflist::plan;
 use crate::conflist::saved_state::{self, SavedState};
 use crate::deadline::Deadline;
@@ -318,7 +318,7 @@ impl Uninstall<'_> {
             let Err(unreadable) = &file.content else {
                 continue;
             };
-            if unreadable.for_runtime != ForRuntime::Ignored && !unreadable.may_name_plugin {
+            if unreadable.runtime != RuntimeReaction::Ignores && !unreadable.may_name_plugin {
                 let path = self.settings.net_dir.join(&file.name);
                 warn!("{} {}, and cannot name {PLUGIN}", path.display(), unreadable.why);
             }

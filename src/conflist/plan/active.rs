@@ -1,23 +1,25 @@
 //! Finds the active network config, which is the first in name order that a runtime can load, and
-//! checks whether the plugin is chained to it. Nothing else decides which file the runtime loads.
+//! checks whether the plugin is chained to it. No other module decides which file the runtime
+//! loads.
 //!
-//! There is no active network config while a file that sorts before it may be loaded by the runtime
-//! and cannot be read by the agent: what the runtime calls is then unknown.
+//! If the agent cannot read a file that the runtime may load, and that sorts before the first
+//! loadable file, then there is no active network config: the agent does not know which plugins the
+//! runtime calls.
 
-use super::conf_conversion::is_named;
+use super::conf_conversion::is_named_or_converted;
 use super::multus;
 use crate::conflist::chain_mode::ChainMode;
-use crate::conflist::net_dir::{ConfigFile, ConfigKind, ForRuntime};
+use crate::conflist::net_dir::{ConfigFile, ConfigKind, RuntimeReaction};
 use crate::conflist::{self, Conflist};
 
-/// Returns the active one of `files`, in name order.
+/// Returns the active network config among `files`, which are in name order.
 pub(super) fn active_config<'f>(
     files: impl IntoIterator<Item = &'f ConfigFile>,
 ) -> Option<&'f ConfigFile> {
     first_candidate(files).filter(|file| is_loadable(file))
 }
 
-/// Returns the first file that a runtime loads, or that it may load and the agent cannot read.
+/// Returns the first file that a runtime loads, or may load although the agent cannot read it.
 fn first_candidate<'f>(files: impl IntoIterator<Item = &'f ConfigFile>) -> Option<&'f ConfigFile> {
     files.into_iter().find(|file| is_loadable(file) || why_unreadable(file).is_some())
 }
@@ -25,7 +27,7 @@ fn first_candidate<'f>(files: impl IntoIterator<Item = &'f ConfigFile>) -> Optio
 /// Returns why the agent cannot read `file`, if the runtime may load it.
 fn why_unreadable(file: &ConfigFile) -> Option<String> {
     let unreadable = file.content.as_ref().err()?;
-    if unreadable.for_runtime != ForRuntime::MayLoad {
+    if unreadable.runtime != RuntimeReaction::MayLoad {
         return None;
     }
     Some(format!(
@@ -35,8 +37,9 @@ fn why_unreadable(file: &ConfigFile) -> Option<String> {
     ))
 }
 
-/// Returns the network config whose plugins the runtime calls if only `files`, in name order,
-/// exist: the active one, or the conflist that the active config of Multus' daemon names.
+/// Returns the network config whose plugins the runtime calls if the net dir has only `files`,
+/// which are in name order. That is the active network config. If this is the config of Multus'
+/// daemon, it is the conflist that the daemon's config names.
 pub fn called_config<'f>(
     files: impl IntoIterator<Item = &'f ConfigFile>,
 ) -> Option<&'f ConfigFile> {
@@ -58,9 +61,9 @@ fn check_loadable(kind: ConfigKind, text: &str) -> Result<(), conflist::Error> {
     }
 }
 
-/// Returns the network config with the plugin entry in use: the one through which the runtime calls
-/// the plugin in this `mode`, or the first with an entry where a meta plugin such as Multus calls
-/// it.
+/// Returns the network config whose plugin entry is in use. That is the one through which the
+/// runtime calls the plugin in this `mode`, or else the first one that has a plugin entry: a meta
+/// plugin such as Multus may call it.
 pub fn installed_config<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
     chained_config(mode, found)
         .or_else(|| called_config(found).filter(|file| has_entry(file)))
@@ -79,12 +82,14 @@ pub fn chained_config<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&
     }
 }
 
-/// Returns the network configs that `mode` chains, and those that are made from them.
+/// Returns the network configs to which the plugin is chained in this `mode`, and the conflists
+/// that the agent makes from them.
 pub fn selected_configs<'f>(
     mode: &ChainMode,
     found: &'f [ConfigFile],
 ) -> impl Iterator<Item = &'f ConfigFile> {
-    found.iter().filter(|file| mode.only().is_none_or(|name| is_named(file, name)))
+    let only = mode.only_config();
+    found.iter().filter(move |file| only.is_none_or(|name| is_named_or_converted(file, name)))
 }
 
 fn has_entry(file: &ConfigFile) -> bool {
@@ -92,8 +97,8 @@ fn has_entry(file: &ConfigFile) -> bool {
 }
 
 /// Returns why containerd loads no network config although there is an active one: an invalid file
-/// sorts before it. containerd reads the files in name order and fails at the first that it cannot
-/// load (`loadFromConfDir` in go-cni). CRI-O skips such a file.
+/// sorts before the active one. containerd reads the files in name order and gives up at the first
+/// file that it cannot load (`loadFromConfDir` in go-cni). CRI-O skips such a file.
 pub(super) fn invalid_before_active(files: &[&ConfigFile]) -> Option<String> {
     for file in files {
         if is_loadable(file) {
@@ -110,12 +115,12 @@ pub(super) fn invalid_before_active(files: &[&ConfigFile]) -> Option<String> {
     None
 }
 
-/// Returns why a runtime that tries to load `file` fails. `None`: it loads the file, or ignores it,
-/// such as a directory.
+/// Returns why a runtime that tries to load `file` fails. `None` if the runtime loads the file, or
+/// does not try to load it, for example because it is a directory.
 fn why_invalid(file: &ConfigFile) -> Option<String> {
     match &file.content {
         Ok(content) => Some(check_loadable(file.kind, &content.text).err()?.to_string()),
-        Err(unreadable) if unreadable.for_runtime == ForRuntime::Invalid => {
+        Err(unreadable) if unreadable.runtime == RuntimeReaction::FailsToLoad => {
             Some(unreadable.why.clone())
         }
         Err(_) => None,
@@ -123,7 +128,7 @@ fn why_invalid(file: &ConfigFile) -> Option<String> {
 }
 
 /// Returns why there is no active network config among `files`.
-pub(super) fn no_network_config(files: &[&ConfigFile]) -> String {
+pub(super) fn why_no_active_config(files: &[&ConfigFile]) -> String {
     match first_candidate(files.iter().copied()).and_then(why_unreadable) {
         Some(why) => why,
         None if files.is_empty() => "no network config exists yet".into(),

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::active::{self, active_config, called_config, no_network_config};
-use super::conf_conversion::{convert, is_named};
+use super::active::{self, active_config, called_config, why_no_active_config};
+use super::conf_conversion::{convert, is_named_or_converted};
 use super::step::{Plan, Step};
 use super::{multus, standalone, unchain};
 use crate::conflist::chain_mode::ChainMode;
@@ -11,8 +11,9 @@ use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{Conflist, Entry};
 
-/// Plans to chain the plugin, or, once it is chained, to unchain it from what another mode left.
-/// `own` is the plugin entry of this agent, `yielded` that of another agent to which it yields.
+/// Plans to chain the plugin. If it is already chained, plans to unchain it from the files that
+/// another mode left. `own` is the plugin entry of this agent. `yielded` is the entry of another
+/// agent, while this agent yields to that one.
 pub fn chain(
     mode: &ChainMode,
     found: &[ConfigFile],
@@ -20,106 +21,114 @@ pub fn chain(
     yielded: Option<&Entry>,
     saved: &SavedState,
 ) -> Plan {
-    let mut foreign: Vec<&ConfigFile> = found.iter().collect();
-    foreign.retain(|file| {
-        mode.standalone() != Some(&file.name) && !standalone::is_standalone(file, saved)
+    let mut not_standalone: Vec<&ConfigFile> = found.iter().collect();
+    not_standalone.retain(|file| {
+        mode.standalone_config() != Some(&file.name) && !standalone::is_standalone(file, saved)
     });
+    // An upstream agent would convert a new standalone config at once, as it did with the last one.
     if let Some(yielded) = yielded
-        && mode.standalone().is_some()
-        && found.iter().any(|file| standalone::is_in_use(file, yielded, saved))
+        && mode.standalone_config().is_some()
+        && found.iter().any(|file| standalone::is_converted_with(file, yielded, saved))
     {
         return Plan::default();
     }
     let entry = yielded.unwrap_or(own);
-    let inputs = Inputs { foreign: &foreign, own, entry, saved };
+    let planner = ChainPlanner { configs: &not_standalone, own, entry, saved };
     let mut plan = match mode {
-        ChainMode::Every => inputs.every(),
-        ChainMode::Only(name) => inputs.only(name),
+        ChainMode::Every => planner.plan_every(),
+        ChainMode::Only(name) => planner.plan_only(name),
         ChainMode::Standalone(name) => standalone::plan(name, found, entry, saved),
     };
     if !plan.steps.is_empty() || plan.not_chained.is_some() {
         return plan;
     }
     if *mode == ChainMode::Every {
-        let stale = multus::stale_conflists(&foreign);
+        let stale = multus::stale_conflists(&not_standalone);
         plan.unchain_steps.extend(stale.into_iter().map(Step::remove));
     }
-    plan.unchain_steps.extend(unchain::other_modes(mode, found, own, saved));
-    let is_needed = mode.only().is_none() || !plan.unchain_steps.is_empty();
-    plan.saves_only = is_needed && saved.only.as_deref() != mode.only();
-    // A standalone config is in Multus' directory. Multus finds it by its name, so an invalid file
-    // that sorts before it does no harm.
-    if mode.standalone().is_none() {
-        plan.not_chained = active::invalid_before_active(&foreign);
+    plan.unchain_steps.extend(unchain::unchain_other_modes(mode, found, own, saved));
+    // An older agent reads from the saved state that the other network configs lack the entry on
+    // purpose. So the name is saved before a first entry is removed, and is removed from the saved
+    // state once every network config gets an entry again.
+    let only = mode.only_config();
+    let is_needed = only.is_none() || !plan.unchain_steps.is_empty();
+    plan.saves_only_config = is_needed && saved.only_config.as_deref() != only;
+    // Multus finds the standalone config in its own directory by the name of the network, so an
+    // invalid file that sorts before the standalone config does no harm.
+    if mode.standalone_config().is_none() {
+        plan.not_chained = active::invalid_before_active(&not_standalone);
     }
     plan
 }
 
-struct Inputs<'a> {
-    /// The network configs that are not the agent's own.
-    foreign: &'a [&'a ConfigFile],
+/// Plans the steps of the modes [`ChainMode::Every`] and [`ChainMode::Only`].
+struct ChainPlanner<'a> {
+    /// All network configs except the agent's standalone configs.
+    configs: &'a [&'a ConfigFile],
     /// The plugin entry of this agent.
     own: &'a Entry,
-    /// The plugin entry to chain: that of another agent while this agent yields to it.
+    /// The plugin entry to chain: that of another agent while this agent yields to that one.
     entry: &'a Entry,
     saved: &'a SavedState,
 }
 
-impl Inputs<'_> {
-    /// Plans to chain to every network config.
-    fn every(&self) -> Plan {
-        let active = called_config(self.foreign.iter().copied());
-        let mut targets = self.foreign.to_vec();
+impl ChainPlanner<'_> {
+    /// Plans to chain the plugin to every network config.
+    fn plan_every(&self) -> Plan {
+        let active = called_config(self.configs.iter().copied());
+        let mut targets = self.configs.to_vec();
         targets.retain(|file| self.is_target(file, active));
-        let mut plan = self.chain_to(&targets);
+        let mut plan = self.plan_steps(&targets);
         plan.not_chained = match active {
-            None => Some(no_network_config(self.foreign)),
+            None => Some(why_no_active_config(self.configs)),
             Some(file) => {
-                let why = self.lacks_entry(file, &plan.skipped);
+                let why = self.why_not_chained(file, &plan.skipped);
                 why.map(|why| format!("the active network config {why}"))
             }
         };
         plan
     }
 
-    /// Returns whether `file` gets the plugin entry in the mode [`ChainMode::Every`].
+    /// Returns whether `file` gets the plugin entry in the mode [`ChainMode::Every`]. `active` is
+    /// the network config whose plugins the runtime calls.
     fn is_target(&self, file: &ConfigFile, active: Option<&ConfigFile>) -> bool {
-        if multus::keeps_unchanged(file, self.foreign) {
+        if multus::keeps_unchanged(file, self.configs) {
             return false;
         }
         if active.is_some_and(|active| active.name == file.name) {
             return true;
         }
-        file.kind != ConfigKind::Json && !multus::is_delegate_conf(file, self.foreign)
+        file.kind != ConfigKind::Json && !multus::is_delegate_conf(file, self.configs)
     }
 
-    /// Plans to chain to the file `name` and to the conflists made from it.
-    fn only(&self, name: &str) -> Plan {
-        let mut targets = self.foreign.to_vec();
-        targets.retain(|file| is_named(file, name));
-        let mut plan = self.chain_to(&targets);
+    /// Plans to chain the plugin to the file `name` and to the conflists made from that file.
+    fn plan_only(&self, name: &str) -> Plan {
+        let mut targets = self.configs.to_vec();
+        targets.retain(|file| is_named_or_converted(file, name));
+        let mut plan = self.plan_steps(&targets);
         plan.not_chained = match targets.first() {
             None => Some(format!(
                 "{name}, which cniConfFileName names, does not exist yet{}",
-                alternatives(self.foreign)
+                list_found(self.configs)
             )),
-            Some(file) => self.lacks_entry(file, &plan.skipped),
+            Some(file) => self.why_not_chained(file, &plan.skipped),
         };
         if plan.not_chained.is_some() {
             return plan;
         }
-        let Some(active) = active_config(self.foreign.iter().copied()) else {
-            plan.not_chained = Some(no_network_config(self.foreign));
+        let Some(active) = active_config(self.configs.iter().copied()) else {
+            plan.not_chained = Some(why_no_active_config(self.configs));
             return plan;
         };
         if !targets.iter().any(|file| file.name == active.name) {
-            plan.warning = Some(self.not_named(active, name));
+            plan.warning = Some(self.warn_of_other_active_config(active, name));
         }
         plan
     }
 
-    /// Describes the effect of an `active` network config that is not the named file `name`.
-    fn not_named(&self, active: &ConfigFile, name: &str) -> String {
+    /// Describes what happens because another network config is `active` than the file `name`, to
+    /// which the plugin is chained.
+    fn warn_of_other_active_config(&self, active: &ConfigFile, name: &str) -> String {
         let is_foreign = active.plugin_entry().is_some_and(|entry| self.own.is_foreign(entry.text));
         let active = &active.name;
         let effect = if is_foreign {
@@ -136,8 +145,13 @@ impl Inputs<'_> {
         format!("the active network config is {active}, but cniConfFileName names {name}: {effect}")
     }
 
-    /// Returns why `file` does not have the current plugin entry, `None` if it has.
-    fn lacks_entry(&self, file: &ConfigFile, skipped: &BTreeMap<String, String>) -> Option<String> {
+    /// Returns why `file` does not have the current plugin entry. `None` if it has the entry.
+    /// `skipped` has the files to which the plugin cannot be chained, with the reasons.
+    fn why_not_chained(
+        &self,
+        file: &ConfigFile,
+        skipped: &BTreeMap<String, String>,
+    ) -> Option<String> {
         if file.kind == ConfigKind::Conflist
             && file.conflist().is_some_and(|conflist| conflist.has_entry(self.entry))
         {
@@ -152,10 +166,10 @@ impl Inputs<'_> {
     }
 
     /// Plans the steps that chain the plugin to `files`.
-    fn chain_to(&self, files: &[&ConfigFile]) -> Plan {
+    fn plan_steps(&self, files: &[&ConfigFile]) -> Plan {
         let mut plan = Plan::default();
         for file in files {
-            match self.step(file) {
+            match self.plan_step(file) {
                 Ok(Some(step)) => plan.steps.push(step),
                 Ok(None) => {}
                 Err(reason) => {
@@ -167,14 +181,14 @@ impl Inputs<'_> {
     }
 
     /// Plans the step that chains the plugin to `file`. `None` if `file` has the current entry.
-    /// Fails with the rest of a sentence that starts with the file's name.
-    fn step(&self, file: &ConfigFile) -> Result<Option<Step>, String> {
+    /// The error is the rest of a sentence that starts with the file's name.
+    fn plan_step(&self, file: &ConfigFile) -> Result<Option<Step>, String> {
         let content = match &file.content {
             Ok(content) => content,
             Err(unreadable) => return Err(unreadable.why.clone()),
         };
         if file.kind != ConfigKind::Conflist {
-            let step = convert(file, content, self.foreign, self.entry, self.saved)?;
+            let step = convert(file, content, self.configs, self.entry, self.saved)?;
             return Ok(Some(step));
         }
         let conflist =
@@ -182,6 +196,7 @@ impl Inputs<'_> {
         if conflist.has_entry(self.entry) {
             return Ok(None);
         }
+        // The conflist is written in the place of a symbolic link, which uninstall restores.
         let mut original = None;
         if content.link.is_some() {
             original = Some(Original::new(&file.name, content, conflist.without_entry()));
@@ -191,8 +206,9 @@ impl Inputs<'_> {
     }
 }
 
-/// Lists the existing network configs, as the name of the missing one may be mistyped.
-fn alternatives(foreign: &[&ConfigFile]) -> String {
-    let names: Vec<&str> = foreign.iter().map(|file| file.name.as_str()).collect();
+/// Lists the existing network configs for the message about a missing one, because the name of the
+/// missing one may be mistyped.
+fn list_found(configs: &[&ConfigFile]) -> String {
+    let names: Vec<&str> = configs.iter().map(|file| file.name.as_str()).collect();
     if names.is_empty() { String::new() } else { format!(" (found: {})", names.join(", ")) }
 }

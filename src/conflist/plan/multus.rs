@@ -2,20 +2,23 @@
 //!
 //! The daemon reads that conflist at each call, so the plugin entry belongs there. The daemon
 //! removes its own `.conf` when it stops, and the runtime then loads the primary CNI's conflist. A
-//! conflist made from that `.conf` would stay, and no pod could start. So it is removed.
+//! conflist that is made from the daemon's `.conf` would stay. The runtime would load it and call
+//! the daemon that no longer runs, and no pod could start. So the agent makes no such conflist, and
+//! removes one that an earlier agent made.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::conf_conversion::{conflist_names, without_entry_of};
+use super::conf_conversion::{conflist_names, text_without_entry};
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 
 /// Members of a config of Multus, or of a conflist that calls it.
 #[derive(Deserialize)]
 struct MultusConf {
     #[serde(rename = "type", default)]
-    plugin: String,
-    /// The delegate: the path of a network config, or the name of a network or an object.
+    plugin_type: String,
+    /// The primary CNI's network config that Multus calls (the delegate): its path, or the name of
+    /// the network or of a Kubernetes object.
     #[serde(rename = "clusterNetwork", default)]
     cluster_network: String,
     #[serde(default)]
@@ -23,13 +26,12 @@ struct MultusConf {
 }
 
 impl MultusConf {
-    /// Returns the file name of the delegate, if the delegate is a path.
-    ///
-    /// Multus may see the CNI net dir at another path than the runtime, so only the file name
-    /// counts.
+    /// Returns the file name of the delegate, if Multus names the delegate by its path. The
+    /// directory is left out, because Multus may see the CNI net dir at another path than the
+    /// runtime.
     fn delegate(&self) -> Option<&str> {
         let (_, name) = self.cluster_network.rsplit_once('/')?;
-        match self.plugin.as_str() {
+        match self.plugin_type.as_str() {
             "multus" | "multus-shim" => Some(name),
             _ => None,
         }
@@ -38,15 +40,16 @@ impl MultusConf {
 
 fn parse(file: &ConfigFile) -> Option<MultusConf> {
     let text = file.text();
-    // Few files name a delegate, and parsing takes memory.
+    // Parsing takes memory, and few files name a delegate. The others are not parsed.
     if !text.contains("clusterNetwork") {
         return None;
     }
     serde_json::from_str(text).ok()
 }
 
-/// Returns whether `file` never gets the plugin entry: a `.conf` of Multus' daemon, whose delegate
-/// gets it, or a conflist that another agent made from that `.conf`.
+/// Returns whether `file` never gets the plugin entry. A `.conf` of Multus' daemon does not,
+/// because the conflist that it names gets the entry. A conflist that an earlier agent made from
+/// such a `.conf` does not, because it is removed.
 pub(super) fn keeps_unchanged(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
     delegate(file, files).is_some() || is_stale_conflist(file, files)
 }
@@ -63,13 +66,14 @@ pub(super) fn delegate<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Optio
     conflists.find(|other| other.name == name).copied()
 }
 
-/// Returns whether Multus reads the `.conf` or `.json` `file` at each call, so that it must stay.
+/// Returns whether `file` is a `.conf` or `.json` that Multus reads at each call, so that it must
+/// not be converted and removed.
 pub(super) fn is_delegate_conf(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
     file.kind != ConfigKind::Conflist && files.iter().any(|other| has_delegate(other, &file.name))
 }
 
-/// Returns whether `config` is a config of Multus, or a conflist that calls Multus, with the
-/// delegate `name`.
+/// Returns whether `config` is a config of Multus, or a conflist with Multus as a plugin, whose
+/// delegate is the file `name`.
 fn has_delegate(config: &ConfigFile, name: &str) -> bool {
     let Some(conf) = parse(config) else {
         return false;
@@ -87,16 +91,20 @@ fn has_delegate(config: &ConfigFile, name: &str) -> bool {
     false
 }
 
-/// Returns the conflists that another agent made from a `.conf` of Multus' daemon, to remove them.
+/// Returns the conflists that an earlier agent, such as upstream's, made from a `.conf` of Multus'
+/// daemon. They are to be removed.
 pub(super) fn stale_conflists<'f>(files: &[&'f ConfigFile]) -> Vec<&'f ConfigFile> {
     files.iter().filter_map(|conf| conflist_made_from(conf, files)).collect()
 }
 
-/// Returns whether another agent made `file` from a `.conf` of Multus' daemon.
+/// Returns whether `file` is one of the [`stale_conflists`] among `files`.
 pub(super) fn is_stale_conflist(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
     stale_conflists(files).iter().any(|stale| stale.name == file.name)
 }
 
+/// Returns the conflist among `files` that an agent made from `conf`, if `conf` is a `.conf` of
+/// Multus' daemon. The conflist is recognized by its only plugin besides the plugin entry, because
+/// agents differ in the other members of a conflist that they make.
 fn conflist_made_from<'f>(conf: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
     delegate(conf, files)?;
     let plugin: Value = serde_json::from_str(conf.text()).ok()?;
@@ -105,9 +113,8 @@ fn conflist_made_from<'f>(conf: &ConfigFile, files: &[&'f ConfigFile]) -> Option
     candidates.find(|other| other_plugins(other) == Some(vec![plugin.clone()])).copied()
 }
 
-/// Returns the plugins of a conflist, without the plugin entry. Agents differ in the other members
-/// of a conflist that they make.
+/// Returns the plugins of a conflist, without the plugin entry.
 fn other_plugins(file: &ConfigFile) -> Option<Vec<Value>> {
-    let conf: MultusConf = serde_json::from_str(&without_entry_of(file)?).ok()?;
+    let conf: MultusConf = serde_json::from_str(&text_without_entry(file)?).ok()?;
     Some(conf.plugins)
 }

@@ -1,5 +1,5 @@
-//! The standalone config, which only the agent writes: the plugin entry in a network config of its
-//! own.
+//! Plans the standalone config: a network config that only the agent writes, with the plugin entry
+//! as its only plugin.
 
 use super::active::{active_config, is_loadable};
 use super::conf_conversion::conflist_names;
@@ -13,22 +13,22 @@ use crate::files::FileAccess;
 /// File mode of a standalone config: only the runtime, as root, reads it.
 const MODE: u32 = 0o600;
 
-/// Returns whether `file` is a standalone config, as the saved state says, or what an upstream
-/// agent made from one. Without saved state, a standalone config has the default name and calls the
-/// plugin.
+/// Returns whether `file` is a standalone config that the saved state lists, or a conflist that an
+/// upstream agent made from one. If the saved state was lost, a file with the default name counts
+/// that calls the plugin and that the agent may have written.
 pub(super) fn is_standalone(file: &ConfigFile, saved: &SavedState) -> bool {
     let (name, _) = file.split_name();
     saved.standalone_configs.contains(name)
-        || is_converted(file, saved)
-        || name == chain_mode::STANDALONE && is_own_content(file)
+        || is_converted_by_upstream(file, saved)
+        || name == chain_mode::STANDALONE && may_be_own_content(file)
 }
 
 /// Returns whether an upstream agent made `file` from a standalone config, which it then removed:
 /// [upstream] converts each `.conf` that is written while it runs. The conflist has upstream's
-/// plugin entry alone, or, once that agent has ended, no plugin at all.
+/// plugin entry as its only plugin. It has no plugin at all once that agent has ended.
 ///
 /// [upstream]: https://github.com/linkerd/linkerd2-proxy-init/blob/main/internal/cni/install.go
-pub(super) fn is_converted(file: &ConfigFile, saved: &SavedState) -> bool {
+pub(super) fn is_converted_by_upstream(file: &ConfigFile, saved: &SavedState) -> bool {
     if file.kind != ConfigKind::Conflist || file.conflist().is_none() {
         return false;
     }
@@ -37,9 +37,9 @@ pub(super) fn is_converted(file: &ConfigFile, saved: &SavedState) -> bool {
         && plugin_types(file.text()).iter().all(|plugin| plugin == PLUGIN)
 }
 
-/// Returns whether the agent may have written `file`: it calls the plugin, and if it is a `.conf`
-/// or `.json`, no other plugin.
-fn is_own_content(file: &ConfigFile) -> bool {
+/// Returns whether the agent may have written `file`: whether the file calls the plugin and, unless
+/// it is a conflist, no other plugin.
+fn may_be_own_content(file: &ConfigFile) -> bool {
     let types = plugin_types(file.text());
     let calls_plugin = types.iter().any(|name| name == PLUGIN);
     let calls_others = types.iter().any(|name| name != PLUGIN);
@@ -50,19 +50,19 @@ fn is_own_content(file: &ConfigFile) -> bool {
     }
 }
 
-/// Returns whether `file` is what an upstream agent made from a standalone config, with this
-/// `entry`. While this agent yields to it, a standalone config would be converted again at once.
-pub(super) fn is_in_use(file: &ConfigFile, entry: &Entry, saved: &SavedState) -> bool {
+/// Returns whether an upstream agent made `file` from a standalone config, and `file` has this
+/// `entry`.
+pub(super) fn is_converted_with(file: &ConfigFile, entry: &Entry, saved: &SavedState) -> bool {
     let found = file.plugin_entry();
-    is_converted(file, saved) && found.is_some_and(|found| entry.matches(found.text))
+    is_converted_by_upstream(file, saved) && found.is_some_and(|found| entry.matches(found.text))
 }
 
-/// Plans the standalone config `name`.
+/// Plans to write the standalone config `name` with this `entry`.
 pub(super) fn plan(name: &str, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let mut plan = Plan::default();
     let existing = found.iter().find(|file| file.name == name);
     let is_saved = saved.standalone_configs.contains(name);
-    if existing.is_some_and(|file| !is_saved && !is_own_content(file)) {
+    if existing.is_some_and(|file| !is_saved && !may_be_own_content(file)) {
         plan.not_chained = Some(format!(
             "{name} belongs to another program: set cniConfFileName to an unused name"
         ));
@@ -81,8 +81,8 @@ pub(super) fn plan(name: &str, found: &[ConfigFile], entry: &Entry, saved: &Save
         plan.steps.push(Step::WriteStandalone { name: name.to_owned(), text, access });
     }
     let is_active = active_config(found).is_some_and(|active| active.name == name);
-    let has_others = found.iter().any(|file| file.name != name && is_loadable(file));
-    if is_active && has_others {
+    let hides_others = found.iter().any(|file| file.name != name && is_loadable(file));
+    if is_active && hides_others {
         plan.warning = Some(format!(
             "{name} sorts before the other network configs: if a runtime reads this directory, \
              pods get no network; set cniConfFileName to a name that sorts last"

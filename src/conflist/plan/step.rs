@@ -1,4 +1,4 @@
-//! A plan, and its steps: the changes of the network configs.
+//! A plan of changes of the network configs, and its steps.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,16 @@ use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::saved_state::Original;
 use crate::files::FileAccess;
 
-/// What to write, and what is wrong with the network configs.
+/// What to change in the network configs, and what is wrong with them.
 #[derive(Debug, Default)]
 pub struct Plan {
     /// Steps that chain the plugin, in this order.
     pub steps: Vec<Step>,
-    /// Removes what another mode left, once the file of this mode is correct.
+    /// Steps that remove what another mode left. Empty until the network config of this mode is
+    /// correct.
     pub unchain_steps: Vec<Step>,
-    /// Whether `SavedState::only` is outdated. It is saved before the unchain steps.
-    pub saves_only: bool,
+    /// Whether `SavedState::only_config` is outdated, and has to be saved before the unchain steps.
+    pub saves_only_config: bool,
     /// Files to which the plugin cannot be chained, each with the reason.
     pub skipped: BTreeMap<String, String>,
     /// Why the network config of this mode lacks the current plugin entry, or why containerd loads
@@ -27,17 +28,18 @@ pub struct Plan {
 /// One change of the network configs. An install and an uninstall are lists of steps.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Replaces the text of the conflist `name`, to add or to remove the plugin entry. `original`
-    /// is the symbolic link in whose place the conflist is written.
+    /// Replaces the text of the conflist `name`, to add or to remove the plugin entry. If the
+    /// conflist is written in the place of a symbolic link, `original` is that link.
     Replace { name: String, text: String, original: Option<Original> },
-    /// Writes the conflist `conflist`, then removes the single plugin that it is made from.
+    /// Writes the conflist `conflist`, then removes the `original`, the `.conf` or `.json` from
+    /// which the conflist is made.
     Convert { conflist: String, text: String, original: Original },
     /// Writes the standalone config `name`.
     WriteStandalone { name: String, text: String, access: FileAccess },
     /// Restores the file that `conflist` was made from, then removes `conflist`.
     Restore { conflist: String, original: Original },
-    /// Removes `name`. Either only the agent writes this file, or the file that it was made from
-    /// exists again.
+    /// Removes the file `name`. Either only agents write this file, or the file from which it was
+    /// made exists again.
     Remove { name: String },
 }
 
@@ -46,7 +48,8 @@ impl Step {
         Step::Remove { name: file.name.clone() }
     }
 
-    /// Returns the name of the network config that has the plugin entry, or gets it.
+    /// Returns the name of the network config to which the step adds the plugin entry, or from
+    /// which it removes the entry.
     pub fn target(&self) -> &str {
         match self {
             Step::Convert { conflist, .. } | Step::Restore { conflist, .. } => conflist,
@@ -56,7 +59,8 @@ impl Step {
         }
     }
 
-    /// Returns the name of the file that the step takes the network config from.
+    /// Returns the name of the file whose network config the step changes. A conversion reads the
+    /// original file; every other step reads the file that it changes.
     pub fn source(&self) -> &str {
         match self {
             Step::Convert { original, .. } => &original.name,

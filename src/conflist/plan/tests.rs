@@ -6,7 +6,7 @@ use testkit::table;
 
 use super::*;
 use crate::conflist::chain_mode::ChainMode;
-use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content, ForRuntime, Unreadable};
+use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content, RuntimeReaction, Unreadable};
 use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{self, Conflist, Entry, PLUGIN};
 use crate::files::FileAccess;
@@ -18,7 +18,7 @@ fn entry() -> Entry {
     Entry::new(r#"{"type":"linkerd-cni","linkerd":{"agent-namespace":"cni"}}"#, "").unwrap()
 }
 
-/// Returns the text of a config in `tests.yaml`.
+/// Returns the text of a config of this kind. `tests.yaml` describes the kinds.
 fn config(kind: &str) -> String {
     match kind.split_once(' ') {
         Some(("wrapped", kind)) => conflist::wrap(&config(kind)).unwrap(),
@@ -46,26 +46,26 @@ fn content(text: String) -> Content {
     Content { text, access: FileAccess::own(0o600), link: None }
 }
 
-fn unreadable(for_runtime: ForRuntime) -> Result<Content, Unreadable> {
-    let may_name_plugin = for_runtime == ForRuntime::MayLoad;
-    Err(Unreadable { why: "is here".into(), for_runtime, may_name_plugin })
+fn unreadable(runtime: RuntimeReaction) -> Result<Content, Unreadable> {
+    let may_name_plugin = runtime == RuntimeReaction::MayLoad;
+    Err(Unreadable { why: "is unreadable".into(), runtime, may_name_plugin })
 }
 
 fn file(name: &str, kind: &str) -> ConfigFile {
     let content = match kind {
-        "unreadable" => unreadable(ForRuntime::Ignored),
-        "elsewhere" => unreadable(ForRuntime::MayLoad),
-        "dangling" => unreadable(ForRuntime::Invalid),
+        "ignored" => unreadable(RuntimeReaction::Ignores),
+        "runtime only" => unreadable(RuntimeReaction::MayLoad),
+        "dangling" => unreadable(RuntimeReaction::FailsToLoad),
         kind => Ok(content(config(kind))),
     };
     ConfigFile { name: name.to_owned(), kind: ConfigKind::from_file_name(name).unwrap(), content }
 }
 
-/// Describes each step in a few words, and a standalone config with its text.
-fn described<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Vec<String> {
+fn describe_all<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Vec<String> {
     steps.into_iter().map(describe).collect()
 }
 
+/// Describes a step in a few words. The words for a standalone config include its text.
 fn describe(step: &Step) -> String {
     match step {
         Step::Replace { name, text, .. } if text.contains("agent-namespace") => {
@@ -84,11 +84,11 @@ fn describe(step: &Step) -> String {
     }
 }
 
-/// Returns the expected steps, with the texts of configs.
-fn expanded(steps: &[String]) -> Vec<String> {
+fn expand_all(steps: &[String]) -> Vec<String> {
     steps.iter().map(|step| expand(step)).collect()
 }
 
+/// Replaces the kind of config in an expected step by the text of that config.
 fn expand(step: &str) -> String {
     match step.split_once('=') {
         Some((name, kind)) => format!("{name}={}", config(kind)),
@@ -102,29 +102,29 @@ fn expand(step: &str) -> String {
 struct PlanRow {
     #[serde(default)]
     mode: Mode,
-    /// Kinds of the network configs, by name.
+    /// Kinds of the network configs, by file name.
     files: BTreeMap<String, String>,
-    /// Standalone configs of the saved state.
+    /// Names of the standalone configs in the saved state.
     #[serde(default)]
     saved: Vec<String>,
-    /// The only file of the saved state.
+    /// `SavedState::only_config`.
     only: Option<String>,
-    /// Names of converted conflists, and of their originals.
+    /// Names of the originals in the saved state, by the name of the conflist made from each.
     #[serde(default)]
     originals: BTreeMap<String, String>,
     steps: Option<Vec<String>>,
     unchain: Option<Vec<String>>,
     ready: Option<bool>,
     warned: Option<bool>,
-    saves_only: Option<bool>,
+    saves_only_config: Option<bool>,
     skipped: Option<Vec<String>>,
     chained: Option<bool>,
     called: Option<String>,
     installed: Option<String>,
-    /// Texts in the reason why the node is not chained.
+    /// Parts of the reason why the plugin is not chained.
     #[serde(default)]
     why: Vec<String>,
-    /// Texts in the warning.
+    /// Parts of the warning.
     #[serde(default)]
     warning: Vec<String>,
 }
@@ -150,16 +150,17 @@ impl PlanRow {
     fn saved_state(&self) -> SavedState {
         let mut saved = SavedState::default();
         saved.standalone_configs.extend(self.saved.iter().cloned());
-        saved.only.clone_from(&self.only);
-        for (list, conf) in &self.originals {
-            let made = conflist::wrap(CONF).unwrap();
-            saved.originals.insert(list.clone(), Original::new(conf, &content(CONF.into()), made));
+        saved.only_config.clone_from(&self.only);
+        for (conflist_name, conf_name) in &self.originals {
+            let without_entry = conflist::wrap(CONF).unwrap();
+            let original = Original::new(conf_name, &content(CONF.into()), without_entry);
+            saved.originals.insert(conflist_name.clone(), original);
         }
         saved
     }
 }
 
-/// Asserts that a value is the expected one, if the row has it.
+/// Asserts that a value is the expected one, unless the row expects no value in particular.
 fn assert_field<T: PartialEq + Debug>(found: T, expected: Option<T>, row: &str, field: &str) {
     if let Some(expected) = expected {
         assert_eq!(found, expected, "{row}: {field}");
@@ -173,23 +174,23 @@ fn assert_contains(text: Option<&str>, parts: &[String], row: &str, field: &str)
 }
 
 #[test]
-fn each_mode_plans_its_steps_or_gives_the_reason_for_none() {
+fn each_mode_plans_the_expected_steps_and_says_whether_the_node_is_ready() {
     for (name, row) in table::rows::<PlanRow>(include_str!("tests.yaml")) {
         let (mode, saved) = (row.chain_mode(), row.saved_state());
         let found: Vec<_> = row.files.iter().map(|(name, kind)| file(name, kind)).collect();
 
         let plan = chain(&mode, &found, &entry(), None, &saved);
-        let steps = described(plan.steps.iter().chain(&plan.unchain_steps));
-        assert_field(steps, row.steps.as_deref().map(expanded), &name, "steps");
+        let steps = describe_all(plan.steps.iter().chain(&plan.unchain_steps));
+        assert_field(steps, row.steps.as_deref().map(expand_all), &name, "steps");
         assert_field(plan.not_chained.is_none(), row.ready, &name, "ready");
         assert_contains(plan.not_chained.as_deref(), &row.why, &name, "why");
         assert_field(plan.warning.is_some(), row.warned, &name, "warned");
         assert_contains(plan.warning.as_deref(), &row.warning, &name, "warning");
-        assert_field(plan.saves_only, row.saves_only, &name, "saves_only");
+        assert_field(plan.saves_only_config, row.saves_only_config, &name, "saves_only_config");
         assert_field(plan.skipped.into_keys().collect(), row.skipped, &name, "skipped");
 
-        let unchain = described(&unchain(&found, &saved));
-        assert_field(unchain, row.unchain.as_deref().map(expanded), &name, "unchain");
+        let unchain_steps = describe_all(&unchain(&found, &saved));
+        assert_field(unchain_steps, row.unchain.as_deref().map(expand_all), &name, "unchain");
         assert_field(chained_config(&mode, &found).is_some(), row.chained, &name, "chained");
         let called = called_config(&found).map(|file| file.name.clone());
         assert_field(called, row.called.map(Some), &name, "called");

@@ -1,6 +1,7 @@
-//! Plans how to unchain the plugin: everywhere for uninstall, or from files that another mode left.
+//! Plans how to unchain the plugin: from all network configs for an uninstall, or from the files
+//! that another mode left.
 
-use super::conf_conversion::is_named;
+use super::conf_conversion::is_named_or_converted;
 use super::step::Step;
 use super::{multus, standalone};
 use crate::conflist::chain_mode::ChainMode;
@@ -8,15 +9,16 @@ use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
 use crate::conflist::{Entry, plugin_entries};
 
-/// Plans how to unchain the plugin from all network configs `found`. The
-/// original of a network config that Cilium has renamed is restored with Cilium's suffix.
+/// Plans how to unchain the plugin from all network configs `found`. If Cilium has renamed a
+/// network config, its original is restored with Cilium's suffix.
 pub fn unchain(found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
     found.iter().filter_map(|file| unchain_file(found, file, saved)).collect()
 }
 
-/// Plans to remove what agents of this project left outside the network configs of `mode`. `own` is
-/// the plugin entry of this agent. Call it once the file of `mode` is correct.
-pub fn other_modes(
+/// Plans to remove what agents of this project left in other network configs than those of `mode`.
+/// `own` is the plugin entry of this agent. Call this only once the network config of `mode` is
+/// correct, so that the plugin stays chained.
+pub fn unchain_other_modes(
     mode: &ChainMode,
     found: &[ConfigFile],
     own: &Entry,
@@ -25,27 +27,29 @@ pub fn other_modes(
     found
         .iter()
         .filter(|file| is_leftover(mode, file, saved))
-        .filter_map(|file| unchain_own(found, file, own, saved))
+        .filter_map(|file| unchain_own_entries(found, file, own, saved))
         .collect()
 }
 
-/// Plans how to unchain the plugin from `file`, but for the plugin entries of other programs, which
-/// would write them again.
-fn unchain_own(
+/// Plans how to remove the plugin entries of this project's agents from `file`. Entries of other
+/// programs stay, because those programs would write them again.
+fn unchain_own_entries(
     found: &[ConfigFile],
     file: &ConfigFile,
     own: &Entry,
     saved: &SavedState,
 ) -> Option<Step> {
-    if saved.standalone_configs.contains(&file.name) || standalone::is_converted(file, saved) {
+    if saved.standalone_configs.contains(&file.name)
+        || standalone::is_converted_by_upstream(file, saved)
+    {
         return unchain_file(found, file, saved);
     }
     let entries = plugin_entries(file.text());
-    let foreign = entries.iter().filter(|entry| own.is_foreign(entry)).count();
-    if foreign == 0 {
+    let foreign_count = entries.iter().filter(|entry| own.is_foreign(entry)).count();
+    if foreign_count == 0 {
         return unchain_file(found, file, saved);
     }
-    if foreign == entries.len() {
+    if foreign_count == entries.len() {
         return None;
     }
     let text = file.conflist()?.without_entries(|entry| !own.is_foreign(entry));
@@ -57,7 +61,8 @@ fn is_leftover(mode: &ChainMode, file: &ConfigFile, saved: &SavedState) -> bool 
     match mode {
         ChainMode::Every => standalone::is_standalone(file, saved),
         ChainMode::Only(name) => {
-            file.name != *name && (standalone::is_standalone(file, saved) || !is_named(file, name))
+            file.name != *name
+                && (standalone::is_standalone(file, saved) || !is_named_or_converted(file, name))
         }
         ChainMode::Standalone(name) => file.name != *name,
     }
@@ -74,8 +79,8 @@ fn unchain_file(found: &[ConfigFile], file: &ConfigFile, saved: &SavedState) -> 
     }
     let conflist = file.conflist()?;
     let without_entry = conflist.without_entry();
-    let (config, _) = file.split_name();
-    if let Some(original) = saved.original(config, &without_entry) {
+    let (config_name, _) = file.split_name();
+    if let Some(original) = saved.original(config_name, &without_entry) {
         return restore_original(found, file, original);
     }
     if !conflist.calls_plugin() {
@@ -88,7 +93,8 @@ fn unchain_file(found: &[ConfigFile], file: &ConfigFile, saved: &SavedState) -> 
     Some(Step::Replace { name: file.name.clone(), text: without_entry, original: None })
 }
 
-/// Plans to restore `original`, from which the agent made `file`. `None` if `file` is the original.
+/// Plans to restore `original`, from which the agent made `file`. If another program has written
+/// the original again, only `file` is removed. `None` if `file` is the original.
 fn restore_original(found: &[ConfigFile], file: &ConfigFile, original: &Original) -> Option<Step> {
     if is_original_link(file, original) {
         return None;
@@ -101,7 +107,8 @@ fn restore_original(found: &[ConfigFile], file: &ConfigFile, original: &Original
     Some(Step::Restore { conflist: file.name.clone(), original })
 }
 
-/// Returns whether `file` is the original symbolic link, still or again.
+/// Returns whether `file` is the original symbolic link: the agent has not replaced the link, or
+/// the link was restored.
 fn is_original_link(file: &ConfigFile, original: &Original) -> bool {
     match (&file.content, &original.content) {
         (Ok(content), OriginalContent::Link(target)) => content.link.as_ref() == Some(target),

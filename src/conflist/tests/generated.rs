@@ -11,19 +11,22 @@ fn space() -> impl Strategy<Value = &'static str> {
     select(&["", "", " ", "\n", "\r\n", "\t", "\n    ", " \n\t "][..])
 }
 
-/// `parts` in brackets, with white space around each.
+/// Generates an array or an object: `parts` between the brackets, with white space around each
+/// part.
 fn joined(
     [open, close]: [char; 2],
     parts: impl Strategy<Value = Vec<String>>,
 ) -> impl Strategy<Value = String> {
-    (parts, vec(space(), 20)).prop_map(move |(parts, spaces)| {
-        let spaced =
-            |(part, spaces): (String, &[&str])| format!("{}{part}{}", spaces[0], spaces[1]);
-        let parts: Vec<String> = parts.into_iter().zip(spaces.chunks(2)).map(spaced).collect();
-        format!("{open}{}{close}", parts.join(","))
+    (parts, vec((space(), space()), 10)).prop_map(move |(parts, spaces)| {
+        let mut spaced = Vec::new();
+        for (part, (before, after)) in parts.into_iter().zip(spaces) {
+            spaced.push(format!("{before}{part}{after}"));
+        }
+        format!("{open}{}{close}", spaced.join(","))
     })
 }
 
+/// Returns a member of an object, with white space before and after the colon.
 fn member(key: &str, value: &str, [before, after]: [&str; 2]) -> String {
     format!("\"{key}\"{before}:{after}{value}")
 }
@@ -47,17 +50,18 @@ fn value() -> impl Strategy<Value = String> {
     })
 }
 
-/// An object with `first` among other members.
-fn object(first: Vec<String>) -> impl Strategy<Value = String> {
-    let with = move |(mut members, at): (Vec<String>, prop::sample::Index)| {
-        let at = at.index(members.len() + 1);
-        members.splice(at..at, first.clone());
+/// Generates an object with the `required` members at a random position among other members.
+fn object(required: Vec<String>) -> impl Strategy<Value = String> {
+    let insert_required = move |(mut members, index): (Vec<String>, prop::sample::Index)| {
+        let position = index.index(members.len() + 1);
+        members.splice(position..position, required.clone());
         members
     };
-    joined(['{', '}'], (members(value()), any::<prop::sample::Index>()).prop_map(with))
+    joined(['{', '}'], (members(value()), any::<prop::sample::Index>()).prop_map(insert_required))
 }
 
-fn list(types: Vec<&'static str>) -> impl Strategy<Value = String> {
+/// Generates a conflist whose plugins have these types.
+fn conflist(types: Vec<&'static str>) -> impl Strategy<Value = String> {
     let plugin = |name| object(vec![format!("\"type\": \"{name}\"")]);
     let plugins: Vec<_> = types.into_iter().map(plugin).collect();
     (joined(['[', ']'], plugins), [space(), space()]).prop_flat_map(|(plugins, spaces)| {
@@ -84,13 +88,13 @@ proptest! {
     #[test]
     fn unchaining_restores_any_conflist_byte_for_byte(
         original in select(&[1, 2, 3][..])
-            .prop_flat_map(|count| list(["calico", "portmap", "tuning"][..count].to_vec()))
+            .prop_flat_map(|count| conflist(["calico", "portmap", "tuning"][..count].to_vec()))
     ) {
-        let with = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
-        let patched = Conflist::parse_chainable(&with).unwrap();
-        prop_assert!(patched.has_entry(&entry()), "{original}\n{with}");
-        prop_assert_eq!(patched.without_entry(), original);
-        prop_assert_eq!(patched.with_entry(&entry()), with);
+        let chained_text = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
+        let chained = Conflist::parse_chainable(&chained_text).unwrap();
+        prop_assert!(chained.has_entry(&entry()), "{original}\n{chained_text}");
+        prop_assert_eq!(chained.without_entry(), original);
+        prop_assert_eq!(chained.with_entry(&entry()), chained_text);
     }
 
     #[test]
@@ -100,22 +104,23 @@ proptest! {
             for place in places {
                 types.insert(place, PLUGIN);
             }
-            (Just(types.clone()), list(types))
+            (Just(types.clone()), conflist(types))
         })
     ) {
-        let list = Conflist::parse_chainable(&original).unwrap();
-        prop_assert!(!list.has_entry(&entry()));
-        let with = list.with_entry(&entry());
+        let old = Conflist::parse_chainable(&original).unwrap();
+        prop_assert!(!old.has_entry(&entry()));
+        let chained_text = old.with_entry(&entry());
         let mut expected = plugins(&original);
         expected.retain(|plugin| plugin["type"] != PLUGIN);
-        // One entry behind another plugin keeps its place.
+        // The new entry takes the place of the old one if that was the only one and another plugin
+        // runs before it. Otherwise the new entry is the last plugin.
         let place = match types.iter().position(|name| *name == PLUGIN) {
             Some(place @ 1..) if types.len() == 3 => place,
             _ => 2,
         };
         expected.insert(place, entry().value);
-        prop_assert_eq!(plugins(&with), &*expected, "{}", original);
-        let without = Conflist::parse_chainable(&with).unwrap().without_entry();
+        prop_assert_eq!(plugins(&chained_text), &*expected, "{}", original);
+        let without = Conflist::parse_chainable(&chained_text).unwrap().without_entry();
         expected.remove(place);
         prop_assert_eq!(plugins(&without), &*expected, "{}", original);
     }

@@ -175,8 +175,8 @@ impl Chaining<'_> {
         // Unchaining restores the original files from the saved state.
         if saved.unusable.is_none() {
             steps.extend(plan.unchain_steps.iter().map(|step| (step, Change::Unchain)));
-            if plan.saves_only {
-                saved.only = self.settings.mode.only().map(str::to_owned);
+            if plan.saves_only_config {
+                saved.only_config = self.settings.mode.only_config().map(str::to_owned);
                 if let Err(error) = saved.save(&self.settings.net_dir) {
                     applied.save_error = Some(error.to_string());
                     return applied;

@@ -74,8 +74,8 @@ impl Planner {
         let steps = plan.steps.iter();
         let mut operations: Vec<Operation> =
             steps.flat_map(|step| of_step(step, found, bug)).collect();
-        if plan.saves_only {
-            operations.push(Operation::SaveOnly(mode.only().map(Text::new)));
+        if plan.saves_only_config {
+            operations.push(Operation::SaveOnly(mode.only_config().map(Text::new)));
         }
         for step in &plan.unchain_steps {
             operations.extend(of_step(step, found, bug));

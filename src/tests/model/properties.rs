@@ -92,20 +92,20 @@ fn is_chained(scenario: &Scenario, world: &World) -> bool {
         return true;
     };
     let (mode, entry) = &scenario.plans.agents[newest];
-    if mode.only().is_none() && world.foreign.latest.is_none() {
+    if mode.only_config().is_none() && world.foreign.latest.is_none() {
         // Without a network there is nothing to chain to.
         return true;
     }
     let found = config_files(&world.node.configs);
     let has_entry =
-        plan::chained_config(mode, &found).is_some_and(|file| match mode.standalone() {
+        plan::chained_config(mode, &found).is_some_and(|file| match mode.standalone_config() {
             Some(_) => file.text() == entry.standalone_conf(),
             None => file.plugin_entry().is_some_and(|found| found.text == entry.text()),
         });
     let calls = world.node.configs.values().filter(|text| facts::config(**text).calls > 0).count();
     let own = Some(FileContent::WrittenBy(newest));
     has_entry
-        && (mode.only().is_none() || calls == 1)
+        && (mode.only_config().is_none() || calls == 1)
         && world.node.binary == own
         && world.node.kubeconfig == own
 }

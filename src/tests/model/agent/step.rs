@@ -75,7 +75,7 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
             saved.standalone_configs.insert(name.to_string());
         }),
         SaveOnly(name) => save(world, id, |saved| {
-            saved.only = name.map(|name| name.to_string());
+            saved.only_config = name.map(|name| name.to_string());
         }),
         Forget(name) => save(world, id, |saved| {
             saved.originals.remove(&*name);
