@@ -12,24 +12,27 @@ pub mod plugin_call;
 pub mod uninstall;
 pub mod upstream_kubeconfig;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::conflist::chain_mode::ChainMode;
 use crate::files::{LinkedDir, MountedDir};
 use crate::record;
 
-/// Words of each message about contention, the same in the log, in `/ready` and in Events.
+/// Words in each message about contention. They are the same in the log, in `/ready` and in Events,
+/// so that a search finds all of them.
 pub const OVERWRITTEN: &str = "keeps being overwritten by another writer";
 
-/// Where the agent's files are on the node, and what an uninstall leaves there.
+/// Where the agent's files are on the node, and how they are installed and uninstalled.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
     /// Directory in the image with the plugin binaries to install.
     pub image_bin_dir: PathBuf,
     /// Directory below which the node's directories are mounted in the agent's container.
     pub mount_prefix: PathBuf,
-    /// The CNI net dir and the CNI bin dir, as paths of the node.
-    pub dirs_on_node: [PathBuf; 2],
+    /// The host's CNI net dir, as a path of the node.
+    pub net_dir_on_node: PathBuf,
+    /// The host's CNI bin dir, as a path of the node.
+    pub bin_dir_on_node: PathBuf,
     /// The host's CNI bin dir, as a path in the agent's container.
     pub bin_dir: PathBuf,
     /// The host's CNI net dir, as a path in the agent's container.
@@ -43,7 +46,7 @@ pub struct NodeSettings {
     /// only if CRI-O or Multus needs the binary to delete existing pods.
     pub keep_binary: Option<bool>,
     /// Directory that agent and plugin share (`LINKERD_CNI_RUN_DIR`), at the same path on the host.
-    /// `None`: the chart mounts none, as upstream's.
+    /// `None` if the chart mounts no such directory. Upstream's chart mounts none.
     pub run_dir: Option<PathBuf>,
 }
 
@@ -61,33 +64,53 @@ impl NodeSettings {
 /// runtime nor plugin, so the agent then stops writing and fails `/live`.
 #[derive(Debug)]
 pub struct Mounts {
-    mounted: Vec<MountedDir>,
-    /// Net dir and bin dir, to which links may lead.
-    linked: Vec<LinkedDir>,
+    net_dir: CniDir,
+    bin_dir: CniDir,
+    run_dir: Option<MountedDir>,
+}
+
+/// A CNI directory of the node. It becomes stale if its mount does, or if a link on the way to the
+/// directory leads elsewhere.
+#[derive(Debug)]
+struct CniDir {
+    linked: LinkedDir,
+    mounted: MountedDir,
+}
+
+impl CniDir {
+    fn at_start(mount_prefix: &Path, on_node: &Path, mounted: &Path) -> CniDir {
+        CniDir {
+            linked: LinkedDir::at_start(mount_prefix, on_node),
+            mounted: MountedDir::at_start(mounted),
+        }
+    }
 }
 
 impl Mounts {
     pub fn at_start(settings: &NodeSettings) -> Mounts {
-        let dirs = [Some(&settings.net_dir), Some(&settings.bin_dir), settings.run_dir.as_ref()];
-        let prefix = &settings.mount_prefix;
+        let NodeSettings { mount_prefix, net_dir, bin_dir, .. } = settings;
         Mounts {
-            mounted: dirs.into_iter().flatten().map(|dir| MountedDir::at_start(dir)).collect(),
-            linked: settings
-                .dirs_on_node
-                .iter()
-                .map(|dir| LinkedDir::at_start(prefix, dir))
-                .collect(),
+            net_dir: CniDir::at_start(mount_prefix, &settings.net_dir_on_node, net_dir),
+            bin_dir: CniDir::at_start(mount_prefix, &settings.bin_dir_on_node, bin_dir),
+            run_dir: settings.run_dir.as_deref().map(MountedDir::at_start),
         }
     }
 
-    /// Says why one of the directories is no longer the node's, and what to do.
+    /// Returns why one of the directories is no longer the node's, and what to do. `None` if all of
+    /// them still are.
     pub fn stale(&self) -> Option<String> {
-        let moved = self.linked.iter().find_map(LinkedDir::moved);
-        moved.or_else(|| self.mounted.iter().find_map(MountedDir::stale))
+        let Mounts { net_dir, bin_dir, run_dir } = self;
+        net_dir
+            .linked
+            .moved()
+            .or_else(|| bin_dir.linked.moved())
+            .or_else(|| net_dir.mounted.stale())
+            .or_else(|| bin_dir.mounted.stale())
+            .or_else(|| run_dir.as_ref()?.stale())
     }
 
+    /// Returns why the net dir is no longer the node's, and what to do. `None` if it still is.
     pub fn stale_net_dir(&self) -> Option<String> {
-        let moved = self.linked.first().and_then(LinkedDir::moved);
-        moved.or_else(|| self.mounted.first().and_then(MountedDir::stale))
+        self.net_dir.linked.moved().or_else(|| self.net_dir.mounted.stale())
     }
 }

@@ -219,7 +219,7 @@ impl Reconciler {
         let mut leftovers = LeftoversOutcome::default();
         let mut yielded = None;
         if can_chain && !self.leftovers.is_complete() {
-            leftovers = self.leftovers.run(node);
+            leftovers = self.leftovers.attempt(node);
             configs.retain(|file| node.net_dir.join(&file.name).symlink_metadata().is_ok());
         }
         if can_chain {

@@ -8,19 +8,43 @@ use std::path::Path;
 use super::NodeSettings;
 use crate::files;
 
-/// Identifies one version of a file without reading it: device, inode, size, mode and ctime. Equal
-/// stamps mean that nothing wrote the file in between.
-pub type Stamp = (u64, u64, u64, u32, i64, i64);
+/// Identifies one version of a file by its metadata, without reading its content. If the stamps at
+/// two times are equal, nothing has written the file in between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    mode: u32,
+    ctime: i64,
+    ctime_nanoseconds: i64,
+}
 
-/// Remembers the copies that were compared, so that megabytes are read again only after a change.
+impl Stamp {
+    fn of(file: &Metadata) -> Stamp {
+        Stamp {
+            device: file.dev(),
+            inode: file.ino(),
+            size: file.size(),
+            mode: file.mode(),
+            ctime: file.ctime(),
+            ctime_nanoseconds: file.ctime_nsec(),
+        }
+    }
+}
+
+/// Compares the binaries on the host with those of the image. Remembers which of them were equal,
+/// so that the files, which have megabytes, are read again only after a change.
 #[derive(Debug, Default)]
 pub struct Binaries {
-    /// Stamps of the file in the image and on the host, by file name.
+    /// Stamps of the file in the image and on the host when their contents were equal, by file
+    /// name.
     verified: BTreeMap<String, (Stamp, Stamp)>,
 }
 
 impl Binaries {
-    /// Returns the regular files in the image's bin dir. Upstream copies the same files.
+    /// Returns the names of the regular files in the image's bin dir, which are to be installed.
+    /// Upstream copies the same files.
     pub fn in_image(settings: &NodeSettings) -> Result<Vec<String>, files::Error> {
         let path = settings.image_bin_dir.clone();
         let mut names = files::file_names(&path)?;
@@ -46,35 +70,36 @@ impl Binaries {
         Ok(stale)
     }
 
-    /// Returns the stamp of the file `name` in `dir`, whatever its content, if it is executable.
-    pub fn executable(dir: &Path, name: &str) -> Option<Stamp> {
-        Binaries::executable_at(&dir.join(name))
-    }
-
-    /// Returns the stamp of the file at `path`, whatever its content, if it is executable.
-    pub fn executable_at(path: &Path) -> Option<Stamp> {
+    /// Returns the stamp of the file at `path` if the file is executable. Its content does not
+    /// matter.
+    pub fn executable_stamp(path: &Path) -> Option<Stamp> {
         let metadata = files::metadata(path).ok()??;
-        let runs = metadata.is_file() && metadata.len() > 0 && metadata.mode() & 0o111 != 0;
-        if runs { Some(stamp(&metadata)) } else { None }
+        let is_executable =
+            metadata.is_file() && metadata.len() > 0 && metadata.mode() & 0o111 != 0;
+        if is_executable { Some(Stamp::of(&metadata)) } else { None }
     }
 
     /// Returns whether the file `name` on the host has the same content and mode as in the image.
     fn is_current(&mut self, settings: &NodeSettings, name: &str) -> Result<bool, files::Error> {
-        let verified = self.verified.remove(name);
-        let image = settings.image_bin_dir.join(name);
-        let host = settings.bin_dir.join(name);
-        let (Some(source), Some(copy)) = (files::metadata(&image)?, files::metadata(&host)?) else {
+        let verified_stamps = self.verified.remove(name);
+        let image_path = settings.image_bin_dir.join(name);
+        let host_path = settings.bin_dir.join(name);
+        let Some(image) = files::metadata(&image_path)? else {
             return Ok(false);
         };
-        if !copy.is_file() || copy.len() != source.len() || mode(&copy) != mode(&source) {
+        let Some(host) = files::metadata(&host_path)? else {
+            return Ok(false);
+        };
+        if !host.is_file() || host.len() != image.len() || mode(&host) != mode(&image) {
             return Ok(false);
         }
-        let stamps = (stamp(&source), stamp(&copy));
-        let same = verified == Some(stamps) || files::have_equal_content(&image, &host)?;
-        if same {
+        let stamps = (Stamp::of(&image), Stamp::of(&host));
+        let is_equal =
+            verified_stamps == Some(stamps) || files::have_equal_content(&image_path, &host_path)?;
+        if is_equal {
             self.verified.insert(name.to_owned(), stamps);
         }
-        Ok(same)
+        Ok(is_equal)
     }
 }
 
@@ -85,8 +110,4 @@ fn is_regular_file(path: &Path) -> bool {
 /// Returns the permission bits, including setuid, setgid and sticky.
 fn mode(file: &Metadata) -> u32 {
     file.mode() & 0o7777
-}
-
-fn stamp(file: &Metadata) -> Stamp {
-    (file.dev(), file.ino(), file.size(), file.mode(), file.ctime(), file.ctime_nsec())
 }

@@ -14,12 +14,14 @@ use std::time::{Duration, Instant};
 use super::OVERWRITTEN;
 use crate::backoff::{RateLimit, between};
 
-/// Number of equal writes that are allowed at once.
+/// Number of equal writes that are allowed without a wait between them.
 const BURST: u32 = 6;
-/// Shortest and longest time until one more equal write is allowed, and so between two writes under
-/// contention. Random, as two agents with the same time would always write in the same order.
+/// Shortest and longest time after which one more equal write is allowed. So this is also the time
+/// between two writes under contention. The time is random, because two agents that wait for the
+/// same time would always write in the same order.
 const INTERVAL: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(12)];
-/// Contention is over if no write was needed for this long after the next one was allowed.
+/// Time without a further write after which contention is over, counted from when that write would
+/// have been allowed.
 const OVER_AFTER: Duration = Duration::from_secs(2);
 
 /// A file that the agent writes, with its path in the agent's container.
@@ -33,9 +35,9 @@ pub enum WrittenFile {
     /// not ready.
     ConfigWithoutEntry(PathBuf),
     /// A network config that has a plugin entry before the write. Under contention another agent
-    /// overwrites the plugin entry. Pods get their redirect rules, so the node stays ready while
-    /// the entry is correct: a rollout waits until the new agent is ready, and that agent would
-    /// never become ready while the old agent runs.
+    /// overwrites the plugin entry. Pods get their redirect rules nevertheless, so the node stays
+    /// ready. If it did not, a rolling update would never end: it stops the old agent only once the
+    /// new agent is ready.
     ConfigWithEntry(PathBuf),
 }
 
@@ -50,7 +52,7 @@ impl WrittenFile {
     }
 }
 
-/// Says that another program keeps overwriting the file, and what to do.
+/// Writes the message that another program keeps overwriting the file, and what to do.
 impl fmt::Display for WrittenFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {OVERWRITTEN}", self.path().display())?;
@@ -71,7 +73,7 @@ impl fmt::Display for WrittenFile {
 /// Why [`LimitedWriter::write`] did not write.
 #[derive(Debug)]
 pub enum WriteError<E> {
-    /// The write would repeat earlier writes too soon. It is allowed at this time.
+    /// The write would repeat earlier writes too soon. It is allowed from this time on.
     Limited(Instant),
     Failed(E),
 }
@@ -80,9 +82,9 @@ pub enum WriteError<E> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContendedFile {
     pub file: WrittenFile,
-    /// When the contention is over if no further write is needed.
+    /// When the contention is over if no further write is needed until then.
     pub over_at: Instant,
-    /// The contention began after the last call of [`LimitedWriter::contended`].
+    /// Whether the contention began after the last call of [`LimitedWriter::contended`].
     pub is_new: bool,
 }
 
@@ -93,8 +95,10 @@ pub struct LimitedWriter {
     recent: BTreeMap<WrittenFile, RecentWrites>,
 }
 
-/// The recent writes to one file. The key may have a token, so it has no `Debug`.
+/// The recent writes to one file. The type does not implement `Debug`, because the key of a
+/// kubeconfig contains a token.
 struct RecentWrites {
+    /// Key of the last write.
     key: String,
     limit: RateLimit,
     contention: Contention,
@@ -113,10 +117,11 @@ impl LimitedWriter {
         LimitedWriter { announce: Box::new(announce), recent: BTreeMap::new() }
     }
 
-    /// Calls `write`, which writes `file`, unless that repeats earlier writes too soon.
+    /// Calls `write`, which writes `file`, unless this would repeat earlier writes too soon.
     ///
-    /// Writes with the same `key` repeat each other. The key is the replaced content for a network
-    /// config, the written content for the kubeconfig, and empty for plugin binaries.
+    /// Writes of a file with equal keys count as repetitions of each other. The `key` is the
+    /// replaced content for a network config, the written content for the kubeconfig, and empty for
+    /// plugin binaries.
     pub fn write<T, E>(
         &mut self,
         file: &WrittenFile,
@@ -157,7 +162,8 @@ impl LimitedWriter {
         if writes.key == key && now < due { Some(due) } else { None }
     }
 
-    /// Counts a write of `file`. Contention begins when the next equal write has to wait.
+    /// Counts a write of `file`. Contention begins with the write after which the next equal one
+    /// has to wait.
     fn count(&mut self, file: &WrittenFile, key: &str, now: Instant) {
         let recent = self.recent.entry(file.clone()).or_insert_with(|| RecentWrites::new(key, now));
         if recent.key != key || recent.contention != Contention::Absent && recent.is_over(now) {
@@ -210,19 +216,19 @@ mod tests {
         let count = Rc::clone(&announced);
         let mut writer = LimitedWriter::new(move |_| count.set(count.get() + 1));
         let begin = Instant::now();
-        let (mut now, mut attempts, mut writes, mut begins) = (begin, 0, 0, 0);
+        let (mut now, mut attempts, mut writes, mut new_contentions) = (begin, 0, 0, 0);
         while now < begin + Duration::from_secs(300) {
             attempts += 1;
             if is_written(&mut writer, &binaries(), "same", now) {
                 writes += 1;
                 let contended = writer.contended(now);
                 assert_eq!(contended.len(), usize::from(writes >= 6));
-                begins += contended.iter().filter(|contended| contended.is_new).count();
+                new_contentions += contended.iter().filter(|file| file.is_new).count();
             }
             now += Duration::from_millis(10);
         }
         assert!((30..=36).contains(&writes), "{writes}");
-        assert_eq!((begins, announced.get()), (1, attempts));
+        assert_eq!((new_contentions, announced.get()), (1, attempts));
         assert_eq!(writer.contended(now + INTERVAL[1] + OVER_AFTER), []);
         assert!(is_written(&mut writer, &binaries(), "other", now));
         let kubeconfig = WrittenFile::Kubeconfig("bin".into());

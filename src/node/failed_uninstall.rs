@@ -1,7 +1,7 @@
-//! Keeps on the node why an uninstall failed, for the agent that starts next.
+//! Records on the node why an uninstall failed, so that the agent that starts next can report it.
 //!
-//! The log of an agent that uninstalls ends with its pod. After `helm uninstall` the API server
-//! accepts no Event of it either, as its token has ended.
+//! The agent that uninstalls often cannot report its failure: its log is deleted with its pod, and
+//! after `helm uninstall` the API server rejects its Events, because its token is no longer valid.
 
 use tracing::warn;
 
@@ -10,22 +10,23 @@ use super::uninstall::Failure;
 use crate::files::{self, FileAccess};
 use crate::quote::one_line;
 
-/// File name in the run dir. The file is gone after a restart of the node, as the plugin's records
-/// are.
+/// Name of the record in the run dir. Like the whole run dir, the record is lost when the node
+/// restarts.
 const NAME: &str = "uninstall-failed";
-/// Longest text that is reported, in characters, so that it fits into an Event.
+/// Longest reason that is reported, in characters, so that it fits into an Event.
 const TEXT_LIMIT: usize = 600;
 
 /// An uninstall that failed.
 pub struct FailedUninstall {
-    /// When it ended; RFC 3339.
+    /// When the uninstall ended, in the format of RFC 3339.
     pub date: String,
     pub why: String,
 }
 
-/// Records the failures of the last uninstall, or that it succeeded. It did if another writer
-/// chained the plugin again, because the files are that writer's. An agent without a run dir has no
-/// place for the record.
+/// Records the failures of an uninstall. If the uninstall succeeded, removes the record of an
+/// earlier one. An uninstall that left its files for another writer, which chained the plugin
+/// again, counts as a success: the files belong to that writer. Does nothing if there is no run
+/// dir.
 pub fn record(settings: &NodeSettings, result: &Result<(), Failure>) {
     let Some(run_dir) = &settings.run_dir else { return };
     let path = run_dir.join(NAME);
@@ -40,7 +41,7 @@ pub fn record(settings: &NodeSettings, result: &Result<(), Failure>) {
     }
 }
 
-/// Returns why the last uninstall failed, and removes the record.
+/// Returns the record of the last uninstall, if that failed, and removes the record.
 pub fn take(settings: &NodeSettings) -> Option<FailedUninstall> {
     let path = settings.run_dir.as_ref()?.join(NAME);
     let (bytes, _) = files::read(&path).ok()?;

@@ -4,8 +4,8 @@
 //! The steps, in this order, so that no network config ever names a plugin that cannot run:
 //! 1. [`kubeconfig::replace_host_name`]: a kubeconfig that only upstream's plugin can use is
 //!    replaced while upstream's plugin is still on the host.
-//! 2. [`binaries`]: the plugin binary. [`run_check`] runs a new binary before it replaces an earlier
-//!    one, and the installed binary before it is chained.
+//! 2. [`binaries`]: the plugin binary. [`run_check`] runs a new binary before it replaces an
+//!    earlier one, and the installed binary before it is chained.
 //! 3. [`kubeconfig`]: the API server's address, its CA and the plugin's token
 //! 4. [`network_configs`]: the plugin entries
 //!
@@ -26,11 +26,11 @@ use super::contention::WrittenFile;
 pub struct StepOutcome {
     /// Number of files that the step wrote.
     pub writes: u64,
-    /// Why a file is not as it should be.
+    /// Why a file is not correct after the step.
     pub problem: Option<String>,
     /// What an operator should check.
     pub warning: Option<String>,
-    /// When a write that contention delays is allowed.
+    /// When a write is allowed that the step did not make because of contention.
     pub allowed_at: Option<Instant>,
 }
 

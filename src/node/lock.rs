@@ -5,10 +5,11 @@
 //! name a plugin that cannot run. If the uninstalling agent were then killed, the originals that
 //! the pass saved would be lost.
 //!
-//! The locks are `flock`: the kernel releases them if the process is killed. One is on a file in
-//! the run dir, which only root can open. The other one is on the CNI net dir itself, for agents
-//! that have no run dir. Every process that can read the net dir can hold that lock. Agents with a
-//! run dir then still write one at a time. Upstream's agents and other programs take neither.
+//! The locks are `flock`, which the kernel releases if the process is killed. One lock is on a file
+//! in the run dir, which only root can open. The other lock is on the CNI net dir itself, for
+//! agents that have no run dir. Any process that can read the net dir can take this lock and keep
+//! it. For that case agents with a run dir also take the first lock, so that they still write one
+//! at a time. Upstream's agents and other programs take neither lock.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -24,16 +25,18 @@ use super::NodeSettings;
 use crate::deadline::Deadline;
 use crate::files;
 
-/// Longest time to wait for another agent. A pass takes milliseconds, and an uninstall holds the
-/// lock for a quarter of a second. A pass in which the plugin hangs in the run check holds the lock
-/// for up to 5 s. An agent that hangs must not keep others from their work.
+/// Longest time to wait for another agent that holds a lock. This agent then works without the
+/// lock, so that another agent that hangs does not stop it. A pass usually holds the lock for
+/// milliseconds, but for up to 5 s if the plugin hangs in the run check. An uninstall holds the
+/// lock for a quarter of a second.
 const WAIT: Duration = Duration::from_secs(1);
+/// Time between two attempts to take a lock.
 const RETRY: Duration = Duration::from_millis(5);
 
 /// Name of the lock file in the run dir.
 const RUN_LOCK: &str = "node.lock";
 
-/// Takes the locks of one node once for each pass.
+/// Takes the locks of the node, once for each pass.
 pub struct NodeLocker {
     run_dir: Option<Locker>,
     net_dir: Locker,
@@ -43,8 +46,9 @@ pub struct NodeLocker {
 pub struct NodeLock {
     run_dir: Option<Flock<File>>,
     _net_dir: Option<Flock<File>>,
-    /// Whether no other agent of this project writes to the node's files meanwhile. Another process
-    /// that holds the lock of the net dir may be an agent without a run dir.
+    /// Whether no other agent of this project writes to the node's files meanwhile. False if
+    /// another process holds one of the locks. A process that holds the lock of the net dir may be
+    /// an agent without a run dir.
     pub is_exclusive: bool,
 }
 
@@ -57,8 +61,9 @@ impl NodeLocker {
         }
     }
 
-    /// Waits at most 1 s for each lock. Agents also work without them: a missing directory is
-    /// reported by the scan, and some file systems have no locks.
+    /// Takes the locks. Waits at most 1 s for each. If a lock cannot be taken, that is no error,
+    /// because agents work without locks too: the scan of the net dir reports a missing directory,
+    /// and some file systems have no locks.
     pub fn take(&mut self) -> NodeLock {
         let run_dir = self.run_dir.as_mut().map(Locker::take);
         let net_dir = self.net_dir.take();
@@ -71,7 +76,7 @@ impl NodeLocker {
 
 impl NodeLock {
     /// Removes the lock file in `run_dir`, and returns whether there was one. The file stays if
-    /// this agent does not hold the lock on it: then another agent writes to the node.
+    /// this agent does not hold the lock, because another agent may hold it and write to the node.
     pub fn remove_file(&self, run_dir: &Path) -> Result<bool, files::Error> {
         if self.run_dir.is_none() {
             return Ok(false);
@@ -84,13 +89,14 @@ impl NodeLock {
 struct Locker {
     path: PathBuf,
     is_dir: bool,
-    /// Another process held the lock at the last attempt. The next attempt then does not wait: it
-    /// must not delay each pass.
+    /// Whether another process held the lock at the last attempt. The next attempt then does not
+    /// wait, so that a lock that is never released delays only one pass.
     is_locked_out: bool,
 }
 
 impl Locker {
-    /// Fails with `EAGAIN` if another process holds the lock.
+    /// Takes the lock. Waits for it, unless the last attempt failed. Fails with `EAGAIN` if another
+    /// process holds the lock.
     fn take(&mut self) -> Result<Flock<File>, Errno> {
         let wait = if self.is_locked_out { Duration::ZERO } else { WAIT };
         let lock = self.lock(wait);
@@ -103,14 +109,16 @@ impl Locker {
         lock
     }
 
-    /// Fails with `EAGAIN` if another process holds the lock for the whole `wait`.
+    /// Takes the lock within the time `wait`. Fails with `EAGAIN` if another process holds the lock
+    /// all that time.
     fn lock(&self, wait: Duration) -> Result<Flock<File>, Errno> {
         let mut file = self.open()?;
         let end = Deadline::after(wait);
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) if self.is_in_place(&lock) => return Ok(lock),
-                // An agent that uninstalled has removed the file.
+                // An agent that uninstalled has removed the file since it was opened here. Other
+                // agents lock the new file, so this one has to lock the new file, too.
                 Ok(_) => file = self.open()?,
                 Err((same, Errno::EAGAIN | Errno::EINTR)) if !end.has_passed() => {
                     file = same;
@@ -123,18 +131,20 @@ impl Locker {
 
     fn open(&self) -> Result<File, Errno> {
         let mut options = OpenOptions::new();
-        // Not for writing: the agent watches the run dir, and the end of a write would be a change
-        // that triggers the next pass.
+        // The file is not opened for writing. The agent watches the run dir, and closing a file
+        // that was open for writing is a change that would trigger the next pass.
         options.read(true);
         if !self.is_dir {
             options.mode(0o600).custom_flags((OFlag::O_CREAT | OFlag::O_NOFOLLOW).bits());
         }
+        // Callers only need to tell this error from EAGAIN.
         options.open(&self.path).map_err(|_| Errno::ENOENT)
     }
 
+    /// Returns whether `file` is still the file at the path of the lock.
     fn is_in_place(&self, file: &File) -> bool {
         match (file.metadata(), self.path.metadata()) {
-            (Ok(file), Ok(path)) => (file.dev(), file.ino()) == (path.dev(), path.ino()),
+            (Ok(file), Ok(at_path)) => (file.dev(), file.ino()) == (at_path.dev(), at_path.ino()),
             _ => false,
         }
     }
@@ -152,7 +162,7 @@ mod tests {
         Locker { path: path.to_owned(), is_dir, is_locked_out: false }
     }
 
-    /// Takes the locks of an agent with this net dir, and a run dir beside it.
+    /// Returns a locker for an agent whose net dir and run dir are in `dir`.
     fn node_locker(dir: &Path) -> NodeLocker {
         let (net_dir, run_dir) = (dir.join("net.d"), dir.join("run"));
         for path in [&net_dir, &run_dir] {
@@ -199,13 +209,12 @@ mod tests {
         assert!(waiting.take().is_ok());
     }
 
-    /// Every user may open the net dir, and lock it.
+    /// Every user may open the net dir and lock it, so the lock in the run dir has to be enough.
     #[test]
-    fn agents_write_one_at_a_time_also_while_a_stranger_locks_the_net_dir() {
+    fn agents_write_one_at_a_time_while_another_program_locks_the_net_dir() {
         let dir = tempfile::tempdir().unwrap();
-        let foreign = locker(&dir.path().join("net.d"), true);
         let mut first = node_locker(dir.path());
-        let foreign = foreign.lock(Duration::ZERO).unwrap();
+        let lock_of_net_dir = locker(&dir.path().join("net.d"), true).lock(Duration::ZERO).unwrap();
         let held = first.take();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| {
@@ -219,7 +228,7 @@ mod tests {
             let (second, waited) = waiting.join().unwrap();
             assert!(second.run_dir.is_some() && waited >= WAIT / 5, "{waited:?}");
         });
-        drop(foreign);
+        drop(lock_of_net_dir);
         assert!(first.take().is_exclusive);
         let mode = dir.path().join("run").join(RUN_LOCK).metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);

@@ -9,30 +9,32 @@ use crate::conflist::plan::Step;
 use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
 use crate::files;
 
-/// Returns the content of the file `name` at the time of the scan, if it could be read.
+/// Returns the content of the file `name` among the scanned network configs `found`. `None` if
+/// there is no such file, or if it could not be read.
 pub fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Content> {
     let file = found.iter().find(|file| file.name == name)?;
     file.content.as_ref().ok()
 }
 
-/// The CNI net dir, as it was when steps were planned.
+/// The CNI net dir, with the content that its files had when the steps were planned.
 pub struct NetDir<'a, Seen> {
     pub path: &'a Path,
-    /// Returns the content of a file when the steps were planned.
+    /// Returns the content that a file had when the steps were planned. `None` if there was no such
+    /// file. A step is not applied to a file whose content has changed since.
     pub seen: Seen,
-    /// No other agent of this project writes at the same time.
+    /// Whether this agent has the lock, so that no other agent of this project writes meanwhile.
     pub is_locked: bool,
 }
 
 impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
-    /// Applies `step`, once `saved_state` holds what uninstall needs to undo it.
+    /// Applies `step`, after it has added to `saved_state` what uninstall needs to undo the step.
     ///
-    /// The order survives SIGKILL: the saved state is written first, then the new network config,
-    /// and the file that it replaces is removed last.
+    /// The agent may be killed at any time. So the saved state is written first, then the new
+    /// network config, and the file that the new network config replaces is removed last.
     ///
     /// Fails with [`files::Error::Raced`] if another program has changed a file since the plan.
     pub fn apply(&self, step: &Step, saved_state: &mut SavedState) -> Result<(), files::Error> {
-        self.remember(step, saved_state)?;
+        self.save_originals(step, saved_state)?;
         match step {
             Step::Replace { name, text, .. } => match (self.seen)(name) {
                 Some(seen) => {
@@ -56,9 +58,15 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
         }
     }
 
-    /// Adds to `saved_state` what uninstall needs to undo `step`, and writes it if that is new.
-    fn remember(&self, step: &Step, saved_state: &mut SavedState) -> Result<(), files::Error> {
-        let (name, before) = (step.target().to_owned(), saved_state.clone());
+    /// Adds to `saved_state` what uninstall needs to undo `step`, and writes the saved state if
+    /// that has changed it.
+    fn save_originals(
+        &self,
+        step: &Step,
+        saved_state: &mut SavedState,
+    ) -> Result<(), files::Error> {
+        let before = saved_state.clone();
+        let name = step.target().to_owned();
         match step {
             Step::Convert { original, .. } | Step::Replace { original: Some(original), .. } => {
                 saved_state.originals.insert(name, original.clone());
@@ -82,14 +90,15 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
     /// Writes `conflist` and removes the `original`.
     ///
     /// If another program removes the original meanwhile, perhaps to write a conflist of its own,
-    /// the new conflist is removed too: the runtime must not load the conflist of a network that no
-    /// longer exists. Without the lock, another agent may have removed the original because the
-    /// conflist replaces it. Then the conflist stays.
+    /// the new conflist is removed too, because the runtime must not load the conflist of a network
+    /// that no longer exists. But if this agent does not have the lock, the new conflist stays:
+    /// another agent may have removed the original, because that agent made the same conflist.
     fn convert(&self, conflist: &str, text: &str, original: &Original) -> Result<(), files::Error> {
         let (path, original_path) = (self.path.join(conflist), self.path.join(&original.name));
         match (self.seen)(conflist) {
             Some(seen) if seen.text == text => {}
-            // The new content may have a secret of the original, so it gets the original's mode.
+            // The new content may have a secret of the original, so the conflist gets the mode of
+            // the original.
             Some(seen) => {
                 files::replace(&path, seen.text.as_bytes(), text.as_bytes(), original.access)?;
             }
@@ -106,11 +115,13 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
         removed
     }
 
-    /// Writes the `original`, so that the node always has a network config, and removes `conflist`.
+    /// Writes the `original` and then removes `conflist`, in this order, so that the node always
+    /// has a network config.
     ///
-    /// If another program writes the conflist meanwhile, the restored file goes again: beside the
-    /// new conflist, an outdated original could become the active network config. If the conflist
-    /// is missing, the restored file may be the only network config, and stays.
+    /// If another program writes the conflist meanwhile, the restored file is removed again: beside
+    /// the new conflist, an outdated original could become the active network config. If another
+    /// program removes the conflist meanwhile, the restored file stays, because it may be the only
+    /// network config.
     fn restore(&self, conflist: &str, original: &Original) -> Result<(), files::Error> {
         let (path, original_path) = (self.path.join(conflist), self.path.join(&original.name));
         let seen = (self.seen)(conflist).map(|seen| seen.text.as_bytes());
@@ -150,19 +161,19 @@ mod tests {
     const CONFLIST: &str = "20-net.conflist";
     const MADE: &str = "made from the conf";
 
-    fn read(text: &str) -> Content {
+    fn content_of(text: &str) -> Content {
         Content { text: text.into(), access: FileAccess::own(0o600), link: None }
     }
 
     fn original() -> Original {
-        Original::new(CONF, &read("the conf"), MADE.into())
+        Original::new(CONF, &content_of("the conf"), MADE.into())
     }
 
     fn restore() -> Step {
         Step::Restore { conflist: CONFLIST.into(), original: original() }
     }
 
-    /// Applies `step`, which fails because another program changes a file meanwhile.
+    /// Applies `step`, and asserts that it fails because another program has changed a file.
     fn assert_raced<'a>(
         dir: &'a Path,
         step: &Step,
@@ -178,7 +189,7 @@ mod tests {
     fn a_converted_conflist_is_removed_if_its_conf_disappears() {
         for is_locked in [true, false] {
             let dir = tempfile::tempdir().unwrap();
-            let conf = read("the conf");
+            let conf = content_of("the conf");
             let step = Step::Convert {
                 conflist: CONFLIST.into(),
                 text: "chained".into(),
@@ -195,7 +206,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(CONF), "the conf").unwrap();
         fs::write(dir.path().join(CONFLIST), MADE).unwrap();
-        let (conf, mut conflist) = (read("the conf"), read(MADE));
+        let (conf, mut conflist) = (content_of("the conf"), content_of(MADE));
         conflist.access = FileAccess::own(0o644);
         let seen = |name: &str| Some(if name == CONF { &conf } else { &conflist });
         let net_dir = NetDir { path: dir.path(), seen, is_locked: true };
@@ -211,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_file_that_another_program_has_changed_is_neither_replaced_nor_removed() {
-        let seen = read(MADE);
+        let seen = content_of(MADE);
         for (step, name) in [
             (restore(), CONFLIST),
             (restore(), CONF),
@@ -229,20 +240,22 @@ mod tests {
 
     #[test]
     fn a_restored_conf_is_removed_if_another_program_rewrote_its_conflist() {
-        type Other = fn(&Path);
-        let others: [(Other, &str, &[u8]); 2] = [
+        // What another program does with the conflist, and the file that is left with its content.
+        type ForeignChange = fn(&Path);
+        let cases: [(ForeignChange, &str, &[u8]); 2] = [
             (|conflist| fs::remove_file(conflist).unwrap(), CONF, b"the conf"),
             (|conflist| fs::write(conflist, "foreign").unwrap(), CONFLIST, b"foreign"),
         ];
-        for (other, left, content) in others {
+        for (change, left, content) in cases {
             let dir = tempfile::tempdir().unwrap();
             let conflist = dir.path().join(CONFLIST);
             fs::write(&conflist, MADE).unwrap();
-            let seen = read(MADE);
+            let seen = content_of(MADE);
             assert_raced(dir.path(), &restore(), true, |_| {
-                // The step asks again before it removes the conflist.
+                // The step asks for the seen content a second time after it has restored the conf
+                // and before it removes the conflist. The other program acts at that moment.
                 if dir.path().join(CONF).exists() && conflist.exists() {
-                    other(&conflist);
+                    change(&conflist);
                 }
                 Some(&seen)
             });

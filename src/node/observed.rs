@@ -10,10 +10,10 @@ use crate::kube::kubeconfig::{self, ApiAccess};
 
 /// What a pass finds on the node before it writes.
 pub struct Observed {
-    /// The network configs, unless the net dir cannot be read.
+    /// The network configs, or why the net dir cannot be read.
     pub configs: Result<Vec<ConfigFile>, files::Error>,
     pub saved: SavedState,
-    /// Whether the bin dir has a plugin binary that can be run, of whatever content.
+    /// Whether the bin dir has an executable plugin binary, of this project or of upstream.
     pub has_plugin: bool,
     /// The kubeconfig on the host, if there is one and it is valid.
     kubeconfig: Option<ApiAccess>,
@@ -24,13 +24,14 @@ impl Observed {
         Observed {
             configs: net_dir::scan(&settings.net_dir, &settings.kubeconfig_name),
             saved: SavedState::load(&settings.net_dir),
-            has_plugin: Binaries::executable(&settings.bin_dir, PLUGIN).is_some(),
+            has_plugin: Binaries::executable_stamp(&settings.bin_dir.join(PLUGIN)).is_some(),
             kubeconfig: kubeconfig::read(&settings.kubeconfig()).ok(),
         }
     }
 
     /// Returns whether nothing is installed on the node: no kubeconfig with a token, and no plugin
-    /// entry in the network configs. A net dir that cannot be read may have a plugin entry.
+    /// entry in the network configs. False if the net dir cannot be read, because a network config
+    /// there may have a plugin entry.
     pub fn is_empty(&self) -> bool {
         let Ok(configs) = &self.configs else {
             return false;
@@ -41,18 +42,19 @@ impl Observed {
 
     /// Returns whether a network config that can be read has a plugin entry.
     pub fn has_plugin_entry(&self) -> bool {
-        self.readable_configs().iter().any(|config| config.plugin_entry().is_some())
+        self.configs_or_none().iter().any(|config| config.plugin_entry().is_some())
     }
 
-    /// Returns the network configs that can be read. There are none if the net dir cannot be read.
-    pub fn readable_configs(&self) -> &[ConfigFile] {
+    /// Returns the network configs of the net dir. Returns none if the net dir cannot be read.
+    pub fn configs_or_none(&self) -> &[ConfigFile] {
         match &self.configs {
             Ok(configs) => configs,
             Err(_) => &[],
         }
     }
 
-    /// Returns the token in the kubeconfig: of any ServiceAccount, perhaps expired.
+    /// Returns the token in the kubeconfig. The token may belong to any ServiceAccount, and may
+    /// have expired.
     pub fn token(&self) -> Option<&str> {
         let token = self.kubeconfig.as_ref()?.token.as_deref()?;
         if token.is_empty() { None } else { Some(token) }

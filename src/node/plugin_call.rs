@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::child::kill_group;
 use crate::deadline::{Deadline, run_within};
 
-/// Longest quotation of the last line on stderr, in characters.
+/// Longest part of the last line on stderr that an error quotes, in characters.
 const QUOTE_LIMIT: usize = 300;
 
 /// Why a call of a plugin failed.
@@ -25,10 +25,10 @@ pub enum CallError {
     #[error("{} timed out and was killed", .0.display())]
     TimedOut(PathBuf),
     #[error("the result of {} is not JSON", .0.display())]
-    Result(PathBuf),
-    /// The program ended without a CNI error. The text has its exit status.
+    NotJson(PathBuf),
+    /// The program failed without a CNI error. The text has its exit status.
     #[error("{0}")]
-    Ended(String),
+    Failed(String),
 }
 
 /// Returns whether the kernel denied this process to run the program (EACCES, EPERM). Another
@@ -37,8 +37,9 @@ pub fn is_denied(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied
 }
 
-/// Runs `program` with `command`, the environment variables `vars`, the agent's `PATH` and `stdin`.
-/// Returns the JSON on its stdout, null if empty. At `end`, kills the program's process group.
+/// Runs `program` with the CNI `command`, the environment variables `vars`, the agent's `PATH` and
+/// the text `stdin`. Returns the JSON on its stdout, or null if its stdout is empty. Kills the
+/// program's process group at `end`.
 pub fn call(
     program: &Path,
     command: &str,
@@ -48,12 +49,12 @@ pub fn call(
 ) -> Result<Value, CallError> {
     let output = run_program(program, command, vars, stdin, end)?;
     if output.status.success() {
-        return read_result(&output.stdout).ok_or_else(|| CallError::Result(program.into()));
+        return read_result(&output.stdout).ok_or_else(|| CallError::NotJson(program.into()));
     }
     Err(read_failure(program, &output))
 }
 
-/// Runs the program and waits for it. Kills it at the deadline `end`, which is a failure.
+/// Runs the program and waits until it ends. Kills the program at `end`, and then fails.
 fn run_program(
     program: &Path,
     command: &str,
@@ -75,7 +76,8 @@ fn run_program(
     let (group, stdin) = (child.id() as i32, stdin.to_owned());
     let ended = run_within("plugin call", end.remaining(), move || {
         if let Some(mut pipe) = child.stdin.take() {
-            // The write fails if the program has ended, whose exit status then says more.
+            // The write fails if the program has already ended. This error is ignored, because the
+            // exit status and the output of the program say why it has ended.
             let _ = pipe.write_all(stdin.as_bytes());
         }
         child.wait_with_output()
@@ -83,14 +85,16 @@ fn run_program(
     match ended {
         Ok(output) => output.map_err(|source| CallError::NotRun { path: program.into(), source }),
         Err(_) => {
-            // The thread still waits for the program, and reaps it once it is dead.
+            // The thread that waits for the program goes on, and reaps the program once that is
+            // killed.
             kill_group(group);
             Err(CallError::TimedOut(program.into()))
         }
     }
 }
 
-/// Reads the result of a successful call, null if it is empty. `None`: it is not JSON.
+/// Reads the result of a successful call. Returns null if the result is empty, and `None` if it is
+/// not JSON.
 fn read_result(stdout: &[u8]) -> Option<Value> {
     if stdout.trim_ascii().is_empty() {
         return Some(Value::Null);
@@ -98,12 +102,13 @@ fn read_result(stdout: &[u8]) -> Option<Value> {
     serde_json::from_slice(stdout).ok()
 }
 
-/// Describes a failed call by its CNI error (CNI spec 1.1, section 5, "Error"), or else by the last
-/// line on stderr.
+/// Describes a failed call by the CNI error on stdout (CNI spec 1.1, section 5, "Error"). Without a
+/// CNI error, describes it by the exit status and the last line on stderr.
 fn read_failure(program: &Path, output: &Output) -> CallError {
     let error: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
     if let Some(code) = error["code"].as_u64() {
-        let [msg, details] = ["msg", "details"].map(|key| error[key].as_str().unwrap_or_default());
+        let msg = error["msg"].as_str().unwrap_or_default();
+        let details = error["details"].as_str().unwrap_or_default();
         let text = format!("{msg}; {details}").trim_end_matches("; ").to_owned();
         return CallError::Returned { code, text };
     }
@@ -111,7 +116,7 @@ fn read_failure(program: &Path, output: &Output) -> CallError {
     let last_line = stderr.trim().lines().last().unwrap_or_default();
     let quote: String = last_line.chars().take(QUOTE_LIMIT).collect();
     let why = format!("{}: {}; {quote}", program.display(), output.status);
-    CallError::Ended(why.trim_end_matches("; ").to_owned())
+    CallError::Failed(why.trim_end_matches("; ").to_owned())
 }
 
 #[cfg(test)]
@@ -121,11 +126,11 @@ mod tests {
     use super::*;
 
     /// Calls a shell, which reads its script from stdin, as a plugin reads its config.
-    fn shell(script: &str, patience: Duration) -> Result<Value, CallError> {
-        call(Path::new("/bin/sh"), "ADD", &[], script, Deadline::after(patience))
+    fn shell(script: &str, budget: Duration) -> Result<Value, CallError> {
+        call(Path::new("/bin/sh"), "ADD", &[], script, Deadline::after(budget))
     }
 
-    /// Why a call failed.
+    /// Returns why a call failed.
     fn why(result: Result<Value, CallError>) -> String {
         result.unwrap_err().to_string()
     }
@@ -141,13 +146,13 @@ mod tests {
 
     #[test]
     fn errors_quote_the_cni_error_or_the_last_line_on_stderr() {
-        for (script, says) in [
+        for (script, expected) in [
             (r#"echo '{"code": 121, "msg": "a", "details": "b"}'; exit 1"#, "a; b (code 121)"),
             ("echo one >&2; echo two >&2; exit 3", "/bin/sh: exit status: 3; two"),
             ("kill -9 $$", "/bin/sh: signal: 9 (SIGKILL)"),
             ("echo hello", "the result of /bin/sh is not JSON"),
         ] {
-            assert_eq!(why(shell(script, LONG)), says);
+            assert_eq!(why(shell(script, LONG)), expected);
         }
         let missing = why(call(Path::new("/no/such"), "ADD", &[], "", Deadline::after(LONG)));
         assert!(missing.starts_with("cannot run /no/such: No such file"));
@@ -160,15 +165,15 @@ mod tests {
         let with_child = format!("sleep 60 & echo $! >{}; wait", file.display());
         let begin = Instant::now();
         for script in ["exec sleep 60", "exec >/dev/null 2>&1; exec sleep 60", &with_child] {
-            let late = why(shell(script, Duration::from_secs(1)));
-            assert!(late.ends_with("timed out and was killed"), "{late}");
+            let error = why(shell(script, Duration::from_secs(1)));
+            assert!(error.ends_with("timed out and was killed"), "{error}");
         }
         assert!(begin.elapsed() < LONG);
         crate::child::tests::assert_ends(&file);
     }
 
     #[test]
-    fn long_output_is_cut() {
+    fn an_error_quotes_only_a_part_of_a_long_output() {
         let script = "head -c 1000000 /dev/zero; head -c 1000000 /dev/zero >&2; exit 1";
         let error = why(shell(script, LONG));
         assert!(error.len() < 1000, "{}", error.len());

@@ -1,16 +1,16 @@
 //! Uninstalls the plugin from this node.
 //!
-//! A network config that names a missing plugin binary breaks every new pod. So the order is that
-//! of an install, backwards:
+//! No new pod can start while a network config names a missing plugin binary. So the files are
+//! removed in the reverse order of an install:
 //! 1. the plugin entries in the network configs,
 //! 2. the kubeconfig,
 //! 3. the plugin binaries,
 //! 4. the saved state, which the first step needs, and the node's copy of its pods.
 //!
-//! Another agent on the same node may chain the plugin again at any time. So steps 2 to 4 wait
-//! until no network config has named the plugin for a while. Their files are first renamed, and
-//! get their names back at once if a network config then names the plugin. Otherwise they are
-//! removed. A lock keeps reconcile passes of other agents apart from that. The plugin binary stays
+//! Another agent on the same node may chain the plugin again at any time. So steps 2 to 4 begin
+//! only when no network config has named the plugin for a while. Their files are first renamed. If
+//! a network config then names the plugin, the files get their names back at once. If not, they are
+//! removed. Meanwhile the lock keeps other agents from writing to the node. The plugin binary stays
 //! if existing pods need it: see `kept_binary`.
 
 mod kept_binary;
@@ -34,24 +34,25 @@ use crate::deadline::Deadline;
 use crate::files::{self, StagedRemoval};
 use crate::pod_copy;
 
-/// How often the plugin entry is removed if another program chains the plugin again each time.
-/// After each removal, meshed pods start without redirect rules for a moment. Kept below the number
-/// of removals at which another agent of this project reports contention.
+/// How often the plugin entry is removed if another program chains the plugin again each time. The
+/// number is small, because after each removal meshed pods start without redirect rules for a
+/// moment. It is also below the number of removals at which another agent of this project reports
+/// contention.
 const MAX_REMOVALS: usize = 3;
-/// How long no network config may name the plugin before kubeconfig and plugin binaries are
+/// Time for which no network config may name the plugin before kubeconfig and plugin binaries are
 /// renamed. In this time the container runtime loads the network config without the plugin entry.
 const QUIET_BEFORE: Duration = Duration::from_millis(400);
-/// How long the renamed files can still be put back before they are removed.
+/// Time for which the renamed files can still be put back before they are removed.
 const QUIET_AFTER: Duration = Duration::from_millis(250);
-/// Time between two reads of the network configs while waiting. It takes some 0.1 ms to read them.
+/// Time between two reads of the network configs while waiting. Reading them takes some 0.1 ms.
 const POLL_PERIOD: Duration = Duration::from_millis(2);
-/// How long to wait while a network config names the plugin in a way that this agent cannot undo.
-/// Multus regenerates its config, with a copy of the conflist, in about a second.
+/// Longest wait while a network config names the plugin and this agent cannot remove its entry. For
+/// example, Multus needs about a second to regenerate its config, which has a copy of the conflist.
 const FOREIGN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two attempts to unchain within [`FOREIGN_TIMEOUT`].
 const FOREIGN_PERIOD: Duration = Duration::from_millis(20);
 
-/// Added to the failures of an uninstall that a network config prevents.
+/// Added to the failures of an uninstall that leaves files because of a network config.
 const STILL_NAMED: &str = "kubeconfig and plugin binary are left in place, because a network \
                            config still names linkerd-cni, or may name it";
 
@@ -79,41 +80,49 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Failure> {
     if let Some(why) = mounts.stale_net_dir() {
         return Err(Failure::Failed(vec![why, STILL_NAMED.into()]));
     }
-    let mut lock = NodeLocker::new(settings);
-    let held = lock.take();
+    let mut locker = NodeLocker::new(settings);
+    let lock = locker.take();
     let mut failures = leftovers::remove_all(settings);
-    drop(held);
-    // A stale mount hides the node's bin dir, so the plugin binary stays there. The uninstall goes
-    // on, so that no network config names the plugin.
+    drop(lock);
+    // If the mount of the bin dir is stale, the plugin binary on the node cannot be removed. The
+    // network configs can still be unchained, so the uninstall goes on.
     failures.extend(mounts.stale());
-    // No plugin needs a dead agent's sockets, even if kubeconfig and plugin binaries have to stay.
+    // The sockets of dead agents are removed even if kubeconfig and plugin binaries have to stay,
+    // because no plugin needs them.
     failures.extend(leftovers::remove_dead_sockets(settings));
-    let end = Deadline::after(FOREIGN_TIMEOUT);
-    let (saved_state, attempt_failures) = (SavedState::default(), Vec::new());
-    Uninstall { settings, lock, end, saved_state, failures, attempt_failures }.run()
+    let uninstall = Uninstall {
+        settings,
+        locker,
+        end: Deadline::after(FOREIGN_TIMEOUT),
+        saved_state: SavedState::default(),
+        failures,
+        attempt_failures: Vec::new(),
+    };
+    uninstall.finish_or_fail()
 }
 
 struct Uninstall<'s> {
     settings: &'s NodeSettings,
-    lock: NodeLocker,
-    /// When to stop waiting for a network config that this agent cannot unchain.
+    locker: NodeLocker,
+    /// When to stop waiting for a network config from which this agent cannot remove the entry.
     end: Deadline,
     saved_state: SavedState,
     failures: Vec<String>,
-    /// Failures of the last attempt. The next attempt repeats what failed.
+    /// Failures of the last attempt alone, because each attempt repeats what failed before.
     attempt_failures: Vec<String>,
 }
 
 impl Uninstall<'_> {
-    /// Uninstalls the plugin. Returns all failures.
-    fn run(mut self) -> Result<(), Failure> {
+    /// Attempts the uninstall until kubeconfig and plugin binaries are removed or have to stay.
+    /// Returns all failures.
+    fn finish_or_fail(mut self) -> Result<(), Failure> {
         let removed = self.attempt_until_removed();
         let mut failures = [self.failures, self.attempt_failures].concat();
-        let is_clean = failures.is_empty();
+        let nothing_else_failed = failures.is_empty();
         match removed {
-            Ok(()) if is_clean => Ok(()),
+            Ok(()) if nothing_else_failed => Ok(()),
             Ok(()) => Err(Failure::Failed(failures)),
-            Err(Failure::ChainedAgain(why)) if is_clean => {
+            Err(Failure::ChainedAgain(why)) if nothing_else_failed => {
                 Err(Failure::ChainedAgain([why, vec![STILL_NAMED.into()]].concat()))
             }
             Err(failure) => {
@@ -125,16 +134,16 @@ impl Uninstall<'_> {
     }
 
     /// Repeats the attempt while a network config names the plugin. Fails with the reason why
-    /// kubeconfig and plugin binaries stay.
+    /// kubeconfig and plugin binaries have to stay.
     fn attempt_until_removed(&mut self) -> Result<(), Failure> {
         let mut removals = 0;
         loop {
             self.attempt_failures.clear();
-            let Some(named) = self.attempt().map_err(Failure::Failed)? else {
+            let Some(naming) = self.attempt().map_err(Failure::Failed)? else {
                 return Ok(());
             };
-            let path = named.config.display();
-            if named.can_unchain {
+            let path = naming.path.display();
+            if naming.can_unchain {
                 removals += 1;
                 if removals == MAX_REMOVALS {
                     return Err(Failure::ChainedAgain(vec![format!(
@@ -155,39 +164,43 @@ impl Uninstall<'_> {
         }
     }
 
-    /// Unchains all network configs, and removes the other files unless one names the plugin again.
-    fn attempt(&mut self) -> Result<Option<Named>, Vec<String>> {
-        let held = self.lock.take();
+    /// Unchains the plugin from all network configs. Then removes the other files, unless a network
+    /// config names the plugin again. Returns that network config.
+    fn attempt(&mut self) -> Result<Option<NamingConfig>, Vec<String>> {
+        let lock = self.locker.take();
         self.saved_state = SavedState::load(&self.settings.net_dir);
         self.attempt_failures.extend(self.saved_state.unusable.clone());
         let configs = self.unchain()?;
-        drop(held);
+        drop(lock);
         let needed_by = kept_binary::needed_by(self.settings, &configs);
-        let paths = self.paths(needed_by.is_some());
+        let paths = self.paths_to_remove(needed_by.is_some());
+        // If an earlier attempt has removed the files, there is nothing to wait for.
         let is_removed = paths.iter().all(|path| matches!(files::metadata(path), Ok(None)));
-        let quiet = if is_removed { Duration::ZERO } else { QUIET_BEFORE };
-        if let Some(named) = self.until_quiet(quiet)? {
-            return Ok(Some(named));
+        let quiet_before = if is_removed { Duration::ZERO } else { QUIET_BEFORE };
+        let quiet_after = if is_removed { Duration::ZERO } else { QUIET_AFTER };
+        if let Some(naming) = self.watch_for_naming_config(quiet_before)? {
+            return Ok(Some(naming));
         }
-        // This agent holds the lock until the files are removed or put back.
-        let held = self.lock.take();
-        if let Some(named) = self.until_quiet(Duration::ZERO)? {
-            return Ok(Some(named));
+        // This agent keeps the lock until the files are removed or put back. Another agent may have
+        // chained the plugin before this one got the lock, so the network configs are read again.
+        let lock = self.locker.take();
+        if let Some(naming) = self.watch_for_naming_config(Duration::ZERO)? {
+            return Ok(Some(naming));
         }
         let staged = self.stage(paths);
-        let named = self.until_quiet(quiet.min(QUIET_AFTER));
-        match named {
-            Ok(None) => {
-                self.finish(staged, &held);
-                self.report_what_stays(needed_by);
-                self.report_unreadable(&configs);
-            }
-            _ => self.put_back(&staged),
+        let naming = self.watch_for_naming_config(quiet_after);
+        if let Ok(None) = naming {
+            self.finish(staged, &lock);
+            self.report_kept_files(needed_by);
+            self.report_unreadable(&configs);
+        } else {
+            self.put_back(&staged);
         }
-        named
+        naming
     }
 
-    /// Reads the network configs, and those that Cilium has renamed. A missing net dir has none.
+    /// Reads the network configs, also those that Cilium has renamed. Returns none if the net dir
+    /// is missing.
     fn configs(&self) -> Result<Vec<ConfigFile>, Vec<String>> {
         match net_dir::scan_with_backups(&self.settings.net_dir, &self.settings.kubeconfig_name) {
             Ok(found) => Ok(found),
@@ -197,7 +210,7 @@ impl Uninstall<'_> {
     }
 
     /// Removes the plugin entry from all network configs. A config that another program writes at
-    /// the same time is left to the next attempt. Returns the network configs.
+    /// the same time is left to the next attempt. Returns the network configs, as they were before.
     fn unchain(&mut self) -> Result<Vec<ConfigFile>, Vec<String>> {
         let path = &self.settings.net_dir;
         let found = self.configs()?;
@@ -216,21 +229,26 @@ impl Uninstall<'_> {
         if failures.is_empty() { Ok(found) } else { Err(failures) }
     }
 
-    /// Returns a network config that names the plugin, or `None` if no config names it during the
-    /// time `quiet`. Reads the network configs every [`POLL_PERIOD`].
-    fn until_quiet(&self, quiet: Duration) -> Result<Option<Named>, Vec<String>> {
+    /// Reads the network configs every [`POLL_PERIOD`], for the time `quiet`, and at least once.
+    /// Returns the first network config that names the plugin, or `None` if no config names it in
+    /// this time.
+    fn watch_for_naming_config(
+        &self,
+        quiet: Duration,
+    ) -> Result<Option<NamingConfig>, Vec<String>> {
         let end = Deadline::after(quiet);
         loop {
-            let named = find_named(&self.settings.net_dir, &self.configs()?, &self.saved_state);
-            if named.is_some() || end.has_passed() {
-                return Ok(named);
+            let configs = self.configs()?;
+            let naming = find_naming_config(&self.settings.net_dir, &configs, &self.saved_state);
+            if naming.is_some() || end.has_passed() {
+                return Ok(naming);
             }
             thread::sleep(POLL_PERIOD.min(end.remaining()));
         }
     }
 
-    /// Returns the files to remove, in this order.
-    fn paths(&self, keep_binary: bool) -> Vec<PathBuf> {
+    /// Returns the paths of the files to remove, in the order in which they are removed.
+    fn paths_to_remove(&self, keep_binary: bool) -> Vec<PathBuf> {
         let settings = self.settings;
         let mut paths = vec![settings.kubeconfig()];
         let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
@@ -239,8 +257,8 @@ impl Uninstall<'_> {
                 paths.push(settings.bin_dir.join(name));
             }
         }
-        // Saved state that this agent cannot read is kept: a later uninstall may be able to read it
-        // and restore the original files.
+        // A saved state that this agent cannot read stays, because a later uninstall may be able to
+        // read it and restore the original files.
         if self.saved_state.unusable.is_none() {
             paths.push(settings.net_dir.join(saved_state::NAME));
         }
@@ -259,7 +277,7 @@ impl Uninstall<'_> {
         staged
     }
 
-    /// Renames all files back, in the order of an install.
+    /// Gives all renamed files their names back, in the order of an install.
     fn put_back(&mut self, staged: &[StagedRemoval]) {
         let mut results = Vec::new();
         results.extend(staged.iter().rev().map(StagedRemoval::undo));
@@ -272,8 +290,8 @@ impl Uninstall<'_> {
         }
     }
 
-    /// Removes the renamed files, the node's copy of its pods, and the file of the lock `held`.
-    fn finish(&mut self, staged: Vec<StagedRemoval>, held: &NodeLock) {
+    /// Removes the renamed files, the node's copy of its pods, and the file of the `lock`.
+    fn finish(&mut self, staged: Vec<StagedRemoval>, lock: &NodeLock) {
         for removal in staged {
             let path = removal.path().to_owned();
             match removal.finish() {
@@ -285,14 +303,14 @@ impl Uninstall<'_> {
             for error in pod_copy::clear(run_dir) {
                 self.attempt_failures.push(error.to_string());
             }
-            if let Err(error) = held.remove_file(run_dir) {
+            if let Err(error) = lock.remove_file(run_dir) {
                 self.attempt_failures.push(error.to_string());
             }
         }
     }
 
-    /// Logs which files an uninstall leaves on the node, and why.
-    fn report_what_stays(&self, binary_needed_by: Option<&str>) {
+    /// Logs which files a successful uninstall leaves on the node, and why.
+    fn report_kept_files(&self, binary_needed_by: Option<&str>) {
         let net_dir = &self.settings.net_dir;
         for name in [saved_state::NAME, saved_state::DAMAGED] {
             let path = net_dir.join(name);
@@ -312,7 +330,8 @@ impl Uninstall<'_> {
         }
     }
 
-    /// Logs which network configs the uninstall could not read, and did not wait for.
+    /// Logs which network configs the uninstall could not read. It did not wait for them, because
+    /// they cannot name the plugin.
     fn report_unreadable(&self, configs: &[ConfigFile]) {
         for file in configs {
             let Err(unreadable) = &file.content else {
@@ -331,24 +350,34 @@ fn exists(path: &Path) -> bool {
 }
 
 /// A network config in the CNI net dir that names the plugin.
-struct Named {
-    config: PathBuf,
-    /// [`plan::unchain`] can remove the plugin entry. Otherwise this agent cannot undo how the
-    /// config names the plugin: it is unreadable, half written, or has a copy of a conflist inside.
+struct NamingConfig {
+    path: PathBuf,
+    /// Whether [`plan::unchain`] can remove the plugin entry. It cannot if the config is unreadable
+    /// or half written, or names the plugin only in a copy of a conflist that it contains.
     can_unchain: bool,
 }
 
-/// Returns a file of `found` that names the plugin, one that can be unchained if there is any.
-/// Ignores files that Cilium has renamed, because no runtime loads them.
-fn find_named(dir: &Path, found: &[ConfigFile], saved_state: &SavedState) -> Option<Named> {
+/// Returns a network config among `found` that names the plugin. Prefers one from which the plugin
+/// can be unchained. Ignores files that Cilium has renamed, because no runtime loads them.
+fn find_naming_config(
+    dir: &Path,
+    found: &[ConfigFile],
+    saved_state: &SavedState,
+) -> Option<NamingConfig> {
     let steps = plan::unchain(found, saved_state);
-    let mut named = Vec::new();
+    let mut with_entry = None;
+    let mut without_entry = None;
     for file in found {
-        if file.split_name().1.is_empty() && net_dir::may_name_plugin(file) {
-            let can_unchain = steps.iter().any(|step| step.target() == file.name);
-            named.push(Named { config: dir.join(&file.name), can_unchain });
+        if file.is_renamed() || !net_dir::may_name_plugin(file) {
+            continue;
+        }
+        let can_unchain = steps.iter().any(|step| step.target() == file.name);
+        let naming = NamingConfig { path: dir.join(&file.name), can_unchain };
+        if can_unchain {
+            with_entry = Some(naming);
+        } else {
+            without_entry = Some(naming);
         }
     }
-    // `true` is the larger value.
-    named.into_iter().max_by_key(|named| named.can_unchain)
+    with_entry.or(without_entry)
 }

@@ -4,8 +4,8 @@
 //! minutes. It does not notice that another agent overwrites the file. After `helm rollback` the
 //! upstream agent keeps running while this agent ends. The upstream plugin would then use this
 //! agent's token, which belongs to an uninstalled release. So this agent remembers the upstream
-//! kubeconfig that it overwrites, and restores that kubeconfig when it ends. For another agent of
-//! this project nothing is restored: that agent corrects its kubeconfig in its next pass.
+//! kubeconfig that it overwrites, and restores that kubeconfig when it ends. The kubeconfig of
+//! another agent of this project is not restored, because that agent corrects it in its next pass.
 
 use std::path::Path;
 
@@ -15,16 +15,19 @@ use tracing::info;
 use crate::files;
 use crate::files::FileAccess;
 
-/// The last upstream kubeconfig on the node, and the text of this agent that replaced it.
+/// The last upstream kubeconfig on the node, and the kubeconfig of this agent that replaced it.
 #[derive(Default)]
 pub struct UpstreamKubeconfig {
+    /// Content, owner and mode of the upstream kubeconfig.
     saved: Option<(Vec<u8>, FileAccess)>,
+    /// Text that this agent wrote last.
     written: String,
 }
 
 impl UpstreamKubeconfig {
     /// Remembers the kubeconfig at `path` if an upstream agent wrote it. Returns whether an
-    /// upstream agent may run: it removes its kubeconfig when it ends.
+    /// upstream agent may run. None runs once the file is missing, because an upstream agent
+    /// removes its kubeconfig when it ends.
     pub fn remember(&mut self, path: &Path) -> bool {
         match files::read(path) {
             Ok((bytes, access)) if is_upstream(&bytes) => self.saved = Some((bytes, access)),
@@ -34,13 +37,14 @@ impl UpstreamKubeconfig {
         self.saved.is_some()
     }
 
-    /// Remembers the kubeconfig at `path` before this agent writes `text` there.
+    /// Remembers the kubeconfig at `path`, and the `text` that this agent is going to write there.
     pub fn before_write(&mut self, path: &Path, text: &str) {
         self.remember(path);
         text.clone_into(&mut self.written);
     }
 
-    /// Restores the upstream kubeconfig at `path`, but only over this agent's own.
+    /// Restores the upstream kubeconfig at `path`. Does nothing if another program has overwritten
+    /// the kubeconfig of this agent meanwhile.
     pub fn restore(&self, path: &Path) -> Result<(), files::Error> {
         let Some((bytes, access)) = &self.saved else {
             return Ok(());
@@ -89,7 +93,8 @@ mod tests {
             let mut saved = UpstreamKubeconfig::default();
             saved.before_write(&path, OWN);
             fs::write(&path, OWN).unwrap();
-            // A second write, with a renewed token, keeps the remembered upstream kubeconfig.
+            // This agent writes a second time, for example with a renewed token. That must not make
+            // it forget the upstream kubeconfig.
             saved.before_write(&path, OWN);
             fs::write(&path, at_end).unwrap();
             saved.restore(&path).unwrap();

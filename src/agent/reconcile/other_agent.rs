@@ -80,7 +80,7 @@ impl OtherAgents {
             let until = Some(now + RESTORED_WITHIN);
             return KeptFiles { agent: Some(OtherAgent::Upstream), until };
         }
-        let configs = observed.readable_configs();
+        let configs = observed.configs_or_none();
         if observed.has_host_name() && is_chained_by_upstream(&settings.node.mode, configs, own) {
             return KeptFiles { agent: Some(OtherAgent::Upstream), until: None };
         }

@@ -31,7 +31,7 @@ pub fn self_test(
         // An upstream plugin cannot run in the self-test: its iptables is on the node.
         Some(OtherAgent::Upstream) => &settings.image_bin_dir,
     };
-    let Some(binary) = Binaries::executable(dir, PLUGIN) else {
+    let Some(binary) = Binaries::executable_stamp(&dir.join(PLUGIN)) else {
         return SelfTestState::NotStarted;
     };
     let entry = match &installed.configs.yielded {

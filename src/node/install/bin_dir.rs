@@ -6,15 +6,15 @@ use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::{PLUGIN, plan, plugin_types};
 use crate::node::NodeSettings;
 
-/// What is known about the bin dir.
+/// Whether the container runtime can find plugins in the bin dir.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BinDir {
     /// The runtime uses the bin dir, or there is no sign that it does not.
     Usable,
-    /// The bin dir has no plugin of the active conflist. The text says what to do.
+    /// The bin dir has no plugin of the active conflist, so the runtime may use another directory.
+    /// The text says what to do.
     Doubtful(String),
-    /// The bin dir has no plugin of the active conflist, and the settings forbid to chain the
-    /// plugin in that case. The text says what to do.
+    /// Like [`BinDir::Doubtful`], and the settings forbid to chain the plugin in that case.
     Unusable(String),
 }
 
@@ -29,19 +29,21 @@ pub struct BinDirCheck {
 }
 
 impl BinDirCheck {
-    /// Call it before the agent installs the plugin binary.
+    /// Looks for a plugin binary of an earlier agent. Call this before this agent installs its own.
     pub fn at_start(settings: &NodeSettings) -> BinDirCheck {
         let had_binary = settings.bin_dir.join(PLUGIN).symlink_metadata().is_ok();
         BinDirCheck { had_binary, is_used: false }
     }
 
-    /// Checks whether the bin dir holds a plugin of the active conflist. If it holds none, it is
-    /// probably the wrong one, but runtimes can use more (containerd's `bin_dirs`, CRI-O's
-    /// `plugin_dirs`). If the agent cannot read the first config, it checks the next, which is
-    /// chained as well. `requires_plugins`: the settings forbid to chain the plugin in doubt.
+    /// Checks whether the bin dir has a plugin of the active conflist. If it has none, the runtime
+    /// probably uses another directory. This is not certain, because a runtime can use several
+    /// directories (containerd's `bin_dirs`, CRI-O's `plugin_dirs`). If the agent cannot read the
+    /// first network config, the first readable one is checked, to which the plugin is chained as
+    /// well. `requires_plugins` says that the settings forbid to chain the plugin in doubt.
     ///
-    /// The runtime certainly uses this bin dir if an earlier agent, also upstream's, chained the
-    /// plugin from it: the runtime started this agent's own pod through that chain.
+    /// The runtime certainly uses this bin dir if an earlier agent, perhaps upstream's, had chained
+    /// the plugin and installed its binary there: the runtime has started the pod of this agent,
+    /// and called that plugin for it.
     pub fn check(
         &mut self,
         settings: &NodeSettings,
@@ -54,13 +56,13 @@ impl BinDirCheck {
             return BinDir::Usable;
         };
         let bin_dir = &settings.bin_dir;
-        let plugins = missing_plugins(bin_dir, active);
-        if (self.had_binary || plugins.is_empty())
+        let missing = missing_plugins(bin_dir, active);
+        if (self.had_binary || missing.is_empty())
             && plan::chained_config(&settings.mode, configs).is_some()
         {
             self.is_used = true;
         }
-        if plugins.is_empty() {
+        if missing.is_empty() {
             return BinDir::Usable;
         }
         let why = format!(
@@ -68,7 +70,7 @@ impl BinDirCheck {
              configured with several directories, it cannot find {PLUGIN} either; if the runtime \
              uses another directory, set the chart's platform or destCNIBinDir",
             active.name,
-            plugins.join(", "),
+            missing.join(", "),
             bin_dir.display(),
         );
         if requires_plugins && !self.is_used {
@@ -79,12 +81,13 @@ impl BinDirCheck {
     }
 }
 
-/// Returns the other plugins that `config` names, if the bin dir contains none of them. Otherwise
-/// an empty list.
+/// Returns the plugins besides linkerd-cni that `config` names, if the bin dir contains none of
+/// them. If it contains one, returns an empty list.
 fn missing_plugins(bin_dir: &Path, config: &ConfigFile) -> Vec<String> {
     let mut plugins = plugin_types(config.text());
-    // A plugin type is a file name. The runtime rejects a type with a slash.
-    plugins.retain(|kind| kind != PLUGIN && !kind.contains('/'));
+    // The type of a plugin is its file name. A type with a slash is not looked up here, because the
+    // runtime rejects it.
+    plugins.retain(|name| name != PLUGIN && !name.contains('/'));
     for name in &plugins {
         // A symbolic link counts even if its target is missing here: on k3s the plugins are links
         // into a directory that is not mounted in the agent's container.

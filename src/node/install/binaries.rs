@@ -13,13 +13,13 @@ use crate::node::binaries::Binaries;
 use crate::node::contention::{LimitedWriter, WriteError, WrittenFile};
 use crate::node::observed::Observed;
 
-/// Copies the plugin binaries that are missing or different on the host. If `keeps_others`,
-/// binaries of another agent stay in use, and only need to be executable. A new plugin that cannot
-/// be run does not replace the plugin on the host.
+/// Copies the plugin binaries that are missing or different on the host. If `keeps_other_binaries`,
+/// the binaries of another agent stay in use, and one is replaced only if it is not executable. A
+/// new plugin that cannot be run does not replace the plugin on the host.
 pub fn install(
     settings: &NodeSettings,
     observed: &Observed,
-    keeps_others: bool,
+    keeps_other_binaries: bool,
     compared: &mut Binaries,
     run_check: &mut RunCheck,
     writer: &mut LimitedWriter,
@@ -37,8 +37,8 @@ pub fn install(
         Ok(stale) => stale,
         Err(error) => return StepOutcome::failed(error.to_string()),
     };
-    if keeps_others {
-        stale.retain(|name| Binaries::executable(&settings.bin_dir, name).is_none());
+    if keeps_other_binaries {
+        stale.retain(|name| Binaries::executable_stamp(&settings.bin_dir.join(name)).is_none());
     }
     if stale.is_empty() {
         return StepOutcome::default();
@@ -49,7 +49,9 @@ pub fn install(
         return StepOutcome::failed(describe_rejection(settings, observed, failure));
     }
     let file = WrittenFile::Binaries(settings.bin_dir.clone());
-    match writer.write(&file, "", Instant::now(), || copy(settings, &stale, run_check)) {
+    // All copies of the binaries count as the same write, so they have the same key.
+    let key = "";
+    match writer.write(&file, key, Instant::now(), || copy(settings, &stale, run_check)) {
         Ok(copied) => {
             // Word for word as in Linkerd's troubleshooting page, because users search for it.
             info!("Wrote linkerd CNI binaries to {}", settings.bin_dir.display());
@@ -66,7 +68,7 @@ pub fn install(
     }
 }
 
-/// Adds to `outcome` why the installed plugin cannot be run, or was not checked.
+/// Runs the installed plugin. Adds to `outcome` why it cannot be run, or why that is unknown.
 pub fn check_installed(
     settings: &NodeSettings,
     observed: &Observed,
@@ -86,8 +88,8 @@ pub fn check_installed(
             ));
         }
         Verdict::Fails(failure) => {
-            let failed = failure.with(consequence(observed));
-            outcome.problem = Some(format!("cannot run {}: {failed}", path.display()));
+            let why = failure.describe(consequence(observed));
+            outcome.problem = Some(format!("cannot run {}: {why}", path.display()));
         }
     }
 }
@@ -99,18 +101,19 @@ fn describe_rejection(
     failure: &RunFailure,
 ) -> String {
     let path = settings.bin_dir.join(PLUGIN);
+    let path = path.display();
     if !observed.has_plugin {
-        return format!("cannot run {}: {}", path.display(), failure.with(consequence(observed)));
+        return format!("cannot run {path}: {}", failure.describe(consequence(observed)));
     }
     let consequence = if observed.has_plugin_entry() {
         "the earlier plugin stays, and is chained"
     } else {
         "the earlier plugin stays, and is not chained"
     };
-    format!("cannot run the new {}: {}", path.display(), failure.with(consequence))
+    format!("cannot run the new {path}: {}", failure.describe(consequence))
 }
 
-/// Returns what it means for pods that the plugin at its path cannot be run.
+/// Returns what happens to pods because the plugin on the host cannot be run.
 fn consequence(observed: &Observed) -> &'static str {
     if observed.has_plugin_entry() {
         "the plugin is already chained, so new pods may fail to start"
@@ -119,13 +122,14 @@ fn consequence(observed: &Observed) -> &'static str {
     }
 }
 
-/// A binary that could not be copied, after some that were.
+/// Why not all binaries were copied.
 struct CopyError {
+    /// Number of binaries that were copied before the failure.
     copied: u64,
     cause: CopyFailure,
 }
 
-/// Why a binary was not copied.
+/// Why one binary was not copied.
 enum CopyFailure {
     Io(files::Error),
     /// The new plugin cannot be run.
@@ -146,8 +150,9 @@ fn copy(
     Ok(copied)
 }
 
-/// Replaces the binary `name` on the host. Runs a plugin under the name of the temporary file
-/// before: the temporary file has the file system and the mount of the binary that it replaces.
+/// Replaces the binary `name` on the host. A new plugin is run before that, from the temporary file
+/// that is going to replace the binary. That file is on the same mount as the binary, so the run
+/// shows whether the plugin can be run there.
 fn replace(
     settings: &NodeSettings,
     name: &str,
@@ -158,7 +163,7 @@ fn replace(
     if name == PLUGIN
         && let Some(failure) = run_check.check_new(&settings.image_bin_dir, new.path())
     {
-        // Dropping the temporary file removes it.
+        // The temporary file `new` is dropped here, which removes it from the disk.
         return Err(CopyFailure::Rejected(failure));
     }
     new.rename().map_err(CopyFailure::Io)

@@ -22,14 +22,14 @@ pub enum HostName {
     /// No kubeconfig has a host name, or no plugin on the host uses the kubeconfig.
     Absent,
     Replaced,
-    /// The kubeconfig with the host name stays. Upstream's plugin on the host has to stay too: this
-    /// project's plugin does not resolve names.
+    /// The kubeconfig with the host name stays. Then upstream's plugin has to stay on the host too,
+    /// because this project's plugin does not resolve names.
     Stays,
 }
 
-/// Replaces a kubeconfig that has a host name, as long as the plugin that resolves the name is
-/// still on the host. Only upstream's plugin resolves names. The new kubeconfig has an address,
-/// which both plugins can use. `desired`: the kubeconfig of this agent, if it may be written.
+/// Replaces a kubeconfig that has a host name by `desired`, the kubeconfig of this agent, which has
+/// an address. Call this before the plugin binary is replaced: only upstream's plugin resolves a
+/// name, but both plugins can use an address. `desired` is `None` if no kubeconfig may be written.
 pub fn replace_host_name(
     settings: &NodeSettings,
     observed: &Observed,
@@ -41,12 +41,13 @@ pub fn replace_host_name(
         return HostName::Absent;
     }
     let outcome = install(settings, desired, upstream, writer);
-    let is_left = kubeconfig::read(&settings.kubeconfig()).is_ok_and(|found| has_host_name(&found));
-    if outcome.problem.is_some() || is_left { HostName::Stays } else { HostName::Replaced }
+    let still_has_name =
+        kubeconfig::read(&settings.kubeconfig()).is_ok_and(|found| has_host_name(&found));
+    if outcome.problem.is_some() || still_has_name { HostName::Stays } else { HostName::Replaced }
 }
 
-/// Writes the `desired` kubeconfig if the kubeconfig on the host has another content or access.
-/// `None`: the kubeconfig on the host stays.
+/// Writes the `desired` kubeconfig if the kubeconfig on the host differs in content, owner or mode.
+/// If `desired` is `None`, the kubeconfig on the host stays as it is.
 pub fn install(
     settings: &NodeSettings,
     desired: Option<&str>,
@@ -63,8 +64,10 @@ pub fn install(
         Err(error) => return StepOutcome::failed(error.to_string()),
     }
     let file = WrittenFile::Kubeconfig(path.clone());
-    // The key is the written content, so that the write of a renewed token is never delayed.
-    let written = writer.write(&file, desired, Instant::now(), || {
+    // The write is limited only if it repeats the same content. So a renewed token is written at
+    // once.
+    let key = desired;
+    let written = writer.write(&file, key, Instant::now(), || {
         upstream.before_write(&path, desired);
         files::write(&path, desired.as_bytes(), FileAccess::own(MODE))
     });
@@ -78,8 +81,8 @@ pub fn install(
     }
 }
 
-/// Returns whether the file at `path` has the `desired` content, and the access of a file of this
-/// agent.
+/// Returns whether the file at `path` has the `desired` content, and the owner and mode that this
+/// agent gives it.
 fn is_current(path: &Path, desired: &str) -> Result<bool, files::Error> {
     let Some(metadata) = files::metadata(path)? else {
         return Ok(false);

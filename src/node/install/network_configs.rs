@@ -21,13 +21,13 @@ pub struct Chaining<'a> {
     pub settings: &'a NodeSettings,
     /// The plugin entry of this agent.
     pub own: &'a Entry,
-    /// The plugin entry of another agent that stays in use.
+    /// The plugin entry of another agent to which this agent yields. This entry stays in use.
     pub yielded: Option<&'a Entry>,
-    /// A newer agent alone writes the network configs.
+    /// Whether a newer agent writes the network configs, so that this agent does not.
     pub is_left_to_newer_agent: bool,
-    /// Plugin binary and kubeconfig are in place. Otherwise nothing is written.
+    /// Whether plugin binary and kubeconfig are in place. If they are not, nothing is written.
     pub can_chain: bool,
-    /// No other agent of this project writes at the same time.
+    /// Whether this agent has the lock, so that no other agent of this project writes meanwhile.
     pub is_locked: bool,
     pub bin_dir: BinDir,
 }
@@ -39,19 +39,20 @@ pub struct ConfigsOutcome {
     pub called_through: Option<String>,
     /// The network configs that were written.
     pub writes: Vec<ConfigWrite>,
-    /// The step changed saved state, or another program changed a network config meanwhile. So the
-    /// next pass has to read the files again, also if no network config was written.
+    /// Whether the files that the pass has read are out of date, because the step changed the saved
+    /// state, or because another program changed a network config meanwhile. The next pass then has
+    /// to read them again, even if this step wrote no network config.
     pub is_stale: bool,
     /// Why the network config of this mode lacks the plugin entry, or cannot be kept correct.
     pub problem: Option<String>,
     /// What an operator should check.
     pub warning: Option<String>,
-    /// Network configs that cannot be chained or written, each with the reason.
+    /// Paths of the network configs to which the plugin cannot be chained, each with the reason.
     pub file_problems: Vec<(PathBuf, String)>,
     pub saved_state_problem: Option<String>,
     /// Why the runtime may not find the plugin in the bin dir.
     pub bin_dir_warning: Option<String>,
-    /// When a write that contention delays is allowed.
+    /// When a write is allowed that the step did not make because of contention.
     pub allowed_at: Option<Instant>,
 }
 
@@ -72,6 +73,7 @@ pub enum Change {
 }
 
 /// Chains the plugin to the network configs that the mode selects, and unchains it from all others.
+/// `configs` and `saved` are what the pass has read from the net dir.
 pub fn install(
     chaining: &Chaining<'_>,
     configs: &[ConfigFile],
@@ -122,10 +124,11 @@ pub fn install(
     outcome
 }
 
-/// Outcome of the steps of a plan.
+/// Outcome of the steps of a plan. The fields mean the same as in [`ConfigsOutcome`].
 #[derive(Debug, Default)]
 struct Applied {
     writes: Vec<ConfigWrite>,
+    /// Network configs that could not be written, each with the reason.
     failures: Vec<(PathBuf, String)>,
     is_stale: bool,
     allowed_at: Option<Instant>,
@@ -136,14 +139,15 @@ struct Applied {
 /// Outcome of one step of a plan.
 enum StepResult {
     Written(ConfigWrite),
+    /// The write is delayed until this time, because of contention.
     Limited(Instant),
-    /// Another program wrote the file meanwhile. The next pass reads it again.
+    /// Another program has written the file since the pass read it, so the step was not applied.
     Raced,
     Failed(String),
 }
 
 impl Chaining<'_> {
-    /// Plans the changes of the network configs. Plans none if a newer agent writes them.
+    /// Plans the changes of the network configs. Plans no change if a newer agent writes them.
     fn plan(&self, configs: &[ConfigFile], saved: &SavedState) -> Plan {
         if self.is_left_to_newer_agent {
             return Plan::default();
@@ -160,8 +164,8 @@ impl Chaining<'_> {
         plan
     }
 
-    /// Applies the steps that chain, then those that unchain. A failed file does not stop the
-    /// others.
+    /// Applies the steps that chain the plugin, then those that unchain it. If a step fails, the
+    /// other steps are applied nevertheless.
     fn apply(
         &self,
         plan: &Plan,
@@ -172,7 +176,7 @@ impl Chaining<'_> {
         let mut applied = Applied::default();
         let mut steps: Vec<(&Step, Change)> = Vec::new();
         steps.extend(plan.steps.iter().map(|step| (step, Change::Chain)));
-        // Unchaining restores the original files from the saved state.
+        // Unchaining needs the saved state, from which it restores the original files.
         if saved.unusable.is_none() {
             steps.extend(plan.unchain_steps.iter().map(|step| (step, Change::Unchain)));
             if plan.saves_only_config {
@@ -206,7 +210,7 @@ impl Chaining<'_> {
         applied
     }
 
-    /// Applies `step`, and adds to `saved` what uninstall needs to undo it.
+    /// Applies `step`, and adds to `saved` what uninstall needs to undo the step.
     fn apply_step(
         &self,
         step: &Step,
@@ -216,9 +220,9 @@ impl Chaining<'_> {
         writer: &mut LimitedWriter,
     ) -> StepResult {
         let path = self.settings.net_dir.join(step.target());
-        let replaced = content(configs, step.source()).map_or("", |before| &before.text);
-        // A plugin entry of another agent also gives pods their redirect rules.
-        let had_entry = plugin_entry(replaced).is_some();
+        let replaced_text = content(configs, step.source()).map_or("", |content| &content.text);
+        // The entry of another agent counts as well: with it, pods also get their redirect rules.
+        let had_entry = plugin_entry(replaced_text).is_some();
         let file = if had_entry {
             WrittenFile::ConfigWithEntry(path)
         } else {
@@ -229,7 +233,10 @@ impl Chaining<'_> {
             seen: |name: &str| content(configs, name),
             is_locked: self.is_locked,
         };
-        let written = writer.write(&file, replaced, Instant::now(), || net_dir.apply(step, saved));
+        // If the write replaces another text than the last one did, it is not limited. A primary
+        // CNI that writes new content is not contention.
+        let key = replaced_text;
+        let written = writer.write(&file, key, Instant::now(), || net_dir.apply(step, saved));
         match written {
             Ok(()) => {
                 log_write(change, &file);

@@ -1,15 +1,15 @@
 //! Checks whether a plugin binary in the bin dir can be run: a new binary before it replaces an
-//! earlier one, and the installed binary before it is chained. No pod starts on a node whose runtime
-//! cannot run a chained plugin.
+//! earlier one, and the installed binary before it is chained. No pod starts on a node whose
+//! runtime cannot run a chained plugin.
 //!
 //! The agent runs the binary through its own mount of the bin dir. runc from 1.2 and crun mount a
-//! hostPath volume without the `noexec` flag of the node's mount, so the check finds that flag only
-//! below other runtimes (runc: `ClearedFlags` in `libcontainer/rootfs_linux.go`, crun: `do_remount`
-//! in `src/libcrun/linux.c`).
+//! hostPath volume without the `noexec` flag of the node's mount. So with these two, the check does
+//! not notice that the node's mount has the flag (runc: `ClearedFlags` in
+//! `libcontainer/rootfs_linux.go`, crun: `do_remount` in `src/libcrun/linux.c`).
 //!
 //! A security policy may deny the agent's container to execute files that the runtime may execute.
-//! If the kernel denies the agent to run the binary and the mount is not `noexec`, the verdict is
-//! unknown, and the binary is installed and chained.
+//! So if the kernel denies the agent to run the binary and the mount is not `noexec`, the verdict
+//! is unknown. The binary is then installed and chained.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,15 +25,16 @@ use crate::deadline::Deadline;
 use crate::node::binaries::{Binaries, Stamp};
 use crate::node::plugin_call::{self, CallError};
 
-/// Time after which the plugin is killed. VERSION takes a millisecond.
+/// Time after which the plugin is killed. The command VERSION takes a millisecond.
 const CALL_BUDGET: Duration = Duration::from_secs(4);
-/// Longest wait for the thread that runs the plugin. The kernel does not return from starting a
-/// program while a security module, such as fapolicyd, does not answer.
+/// Longest wait for the thread that runs the plugin. The thread may hang before [`CALL_BUDGET`]
+/// begins: the kernel does not return from starting a program until a security module, such as
+/// fapolicyd, has answered.
 const WAIT_BUDGET: Duration = Duration::from_secs(5);
 /// First and longest wait before a new plugin that could not be run is copied to the bin dir again.
-/// Each attempt writes megabytes.
+/// The wait grows, because each attempt writes megabytes.
 const RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(60)];
-/// What the runtime sends to a plugin with VERSION (CNI spec 1.1, section 2, "VERSION").
+/// What a runtime sends to a plugin with the command VERSION (CNI spec 1.1, section 2, "VERSION").
 const STDIN: &str = r#"{"cniVersion": "1.1.0"}"#;
 
 /// What a run of a plugin binary showed.
@@ -59,8 +60,8 @@ impl RunFailure {
         RunFailure { why: why.to_owned(), remedy: String::new() }
     }
 
-    /// Returns the reason, its `consequence` for the node and the remedy.
-    pub fn with(&self, consequence: &str) -> String {
+    /// Returns a text with the reason, its `consequence` for the node, and the remedy.
+    pub fn describe(&self, consequence: &str) -> String {
         if self.remedy.is_empty() {
             return format!("{}; {consequence}", self.why);
         }
@@ -79,17 +80,18 @@ struct CheckedBinary {
 /// A plugin of the image that could not be run in the bin dir.
 #[derive(Debug)]
 struct RejectedPlugin {
-    /// `None`: the image has no executable plugin.
-    image: Option<Stamp>,
+    /// Stamp of the plugin in the image. `None` if that plugin is not executable.
+    in_image: Option<Stamp>,
     is_noexec: bool,
     failure: RunFailure,
     retry_at: Instant,
 }
 
-/// Runs plugin binaries with VERSION. Runs the installed one again after a failure or a change.
+/// Runs plugin binaries with the command VERSION. Remembers the last binary that passed, so that it
+/// is run again only after a change.
 #[derive(Debug)]
 pub struct RunCheck {
-    /// The binary that ended well.
+    /// The binary whose last call succeeded.
     passed: Option<CheckedBinary>,
     /// A call that has not ended within [`WAIT_BUDGET`].
     running: Option<(CheckedBinary, Receiver<Verdict>)>,
@@ -107,7 +109,7 @@ impl Default for RunCheck {
 impl RunCheck {
     /// Returns whether the plugin binary at `path` can be run.
     pub fn check(&mut self, path: &Path) -> Verdict {
-        let Some(stamp) = Binaries::executable_at(path) else {
+        let Some(stamp) = Binaries::executable_stamp(path) else {
             return Verdict::Fails(RunFailure::without_remedy("it is not an executable file"));
         };
         let binary = CheckedBinary { path: path.to_owned(), stamp, is_noexec: is_noexec(path) };
@@ -115,20 +117,21 @@ impl RunCheck {
             return Verdict::Runs;
         }
         self.passed = None;
-        if let Some((started, receiver)) = self.running.take() {
+        if let Some((running_binary, receiver)) = self.running.take() {
             match receiver.try_recv() {
                 Err(TryRecvError::Empty) => {
-                    // A second call would hang as well.
-                    self.running = Some((started, receiver));
+                    // The earlier call still hangs. A second one would hang as well, so none is
+                    // started.
+                    self.running = Some((running_binary, receiver));
                     return not_started(&binary);
                 }
-                Ok(verdict) if started == binary => return self.ended(binary, verdict),
+                Ok(verdict) if running_binary == binary => return self.remember(binary, verdict),
                 Ok(_) | Err(TryRecvError::Disconnected) => {}
             }
         }
         let receiver = start(&binary);
         match receiver.recv_timeout(WAIT_BUDGET) {
-            Ok(verdict) => self.ended(binary, verdict),
+            Ok(verdict) => self.remember(binary, verdict),
             Err(RecvTimeoutError::Disconnected) => {
                 let why = "its thread could not be started, or panicked";
                 Verdict::Fails(RunFailure::without_remedy(why))
@@ -140,28 +143,29 @@ impl RunCheck {
         }
     }
 
-    /// Remembers the verdict of a call that has ended.
-    fn ended(&mut self, binary: CheckedBinary, verdict: Verdict) -> Verdict {
+    /// Remembers the binary if its call has passed. Returns the verdict.
+    fn remember(&mut self, binary: CheckedBinary, verdict: Verdict) -> Verdict {
         if verdict == Verdict::Runs {
             self.passed = Some(binary);
         }
         verdict
     }
 
-    /// Returns why the plugin in `temporary`, a copy of the one in `image_dir`, cannot be run.
-    /// `None` if that is unknown: a policy may allow the file to be executed under its final name
-    /// only.
+    /// Returns why the plugin at `temporary`, a copy of the one in `image_dir`, cannot be run.
+    /// `None` if it can be run, and also if that is unknown: a security policy may allow the file
+    /// to be executed under its final name only.
     pub fn check_new(&mut self, image_dir: &Path, temporary: &Path) -> Option<RunFailure> {
         let Verdict::Fails(mut failure) = self.check(temporary) else {
             self.rejected = None;
             self.retry.reset();
             return None;
         };
-        // The name of the temporary file differs at each attempt, and a changed text is logged.
+        // The temporary file has another name at each attempt. Its name is replaced, so that a
+        // repeated failure has the same text each time and is logged only once.
         let name = temporary.file_name().unwrap_or_default().to_string_lossy();
         failure.why = failure.why.replace(&*name, PLUGIN);
         self.rejected = Some(RejectedPlugin {
-            image: Binaries::executable(image_dir, PLUGIN),
+            in_image: Binaries::executable_stamp(&image_dir.join(PLUGIN)),
             is_noexec: is_noexec(temporary),
             failure: failure.clone(),
             retry_at: Instant::now() + self.retry.next_delay(),
@@ -169,13 +173,18 @@ impl RunCheck {
         Some(failure)
     }
 
-    /// Returns why the plugin in `image_dir` could not be run in `bin_dir`, until the next attempt
-    /// is due. `None` after a change of the plugin or of the mount.
+    /// Returns why the plugin in `image_dir` could not be run in `bin_dir`. `None` if another
+    /// attempt is due: after a wait, or after a change of the plugin or of the mount.
     pub fn rejection(&self, image_dir: &Path, bin_dir: &Path) -> Option<&RunFailure> {
         let rejected = self.rejected.as_ref()?;
-        let is_same = rejected.image == Binaries::executable(image_dir, PLUGIN)
-            && rejected.is_noexec == is_noexec(bin_dir);
-        if is_same && Instant::now() < rejected.retry_at { Some(&rejected.failure) } else { None }
+        let in_image = Binaries::executable_stamp(&image_dir.join(PLUGIN));
+        let is_unchanged =
+            rejected.in_image == in_image && rejected.is_noexec == is_noexec(bin_dir);
+        if is_unchanged && Instant::now() < rejected.retry_at {
+            Some(&rejected.failure)
+        } else {
+            None
+        }
     }
 }
 
@@ -186,7 +195,8 @@ fn not_started(binary: &CheckedBinary) -> Verdict {
     })
 }
 
-/// Runs the binary on a new thread. A thread that cannot be started drops the sender.
+/// Runs the binary on a new thread. If the thread cannot be started, the sender is dropped, and the
+/// receiver returns an error.
 fn start(binary: &CheckedBinary) -> Receiver<Verdict> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let binary = binary.clone();
@@ -197,7 +207,7 @@ fn start(binary: &CheckedBinary) -> Receiver<Verdict> {
     receiver
 }
 
-/// Runs the binary with VERSION.
+/// Runs the binary with the command VERSION.
 fn run(binary: &CheckedBinary) -> Verdict {
     let end = Deadline::after(CALL_BUDGET);
     match plugin_call::call(&binary.path, "VERSION", &[], STDIN, end) {
@@ -256,7 +266,8 @@ mod tests {
         dir
     }
 
-    /// Whether the plugin can be run, after the test's own processes have closed the file.
+    /// Checks the plugin in `dir`. Repeats the check while a process that another test has just
+    /// forked still has the file open for writing, because the kernel then refuses to run the file.
     fn checked(check: &mut RunCheck, dir: &tempfile::TempDir) -> Verdict {
         loop {
             match check.check(&dir.path().join(PLUGIN)) {

@@ -1,9 +1,10 @@
 //! Decides whether uninstall keeps the plugin binary, because the deletion of existing pods needs
 //! it.
 //!
-//! containerd deletes a pod by the current network config. CRI-O and Multus delete it by the
-//! config that they cached when the pod was created. The deletion fails if a plugin of that config
-//! is missing, and the pod's IP address is not released. DEL of the plugin needs no kubeconfig.
+//! To delete a pod, containerd calls the plugins of the current network config. CRI-O and Multus
+//! call the plugins of the config that they cached when the pod was created. If one of these
+//! plugins is missing, the deletion fails and the pod's IP address is not released. The kubeconfig
+//! can be removed in any case, because the plugin does not need it for DEL.
 
 use std::fs;
 
@@ -12,7 +13,7 @@ use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::ConfigFile;
 use crate::node::NodeSettings;
 
-/// The agent's own mounts, which show its container runtime.
+/// File with the mounts of the agent's own container, which show the container runtime.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 
 /// Returns which program needs the plugin binary to delete existing pods, on a node with these
@@ -26,13 +27,13 @@ pub fn needed_by(settings: &NodeSettings, configs: &[ConfigFile]) -> Option<&'st
     if is_cri_o(&fs::read_to_string(MOUNTINFO).unwrap_or_default()) {
         return Some("CRI-O");
     }
-    if is_multus(settings, configs) {
+    if multus_calls_plugin(settings, configs) {
         return Some("Multus");
     }
     None
 }
 
-/// Returns whether CRI-O made the mounts of a container, listed as in `/proc/self/mountinfo`.
+/// Returns whether CRI-O made the mounts of the container with this `mountinfo`.
 ///
 /// CRI-O mounts `hostname` and `resolv.conf` from `<storage>/<driver>-containers/<id>/userdata/`.
 /// containerd mounts them from `<root>/io.containerd.grpc.v1.cri/sandboxes/<id>/`. If the node is
@@ -48,12 +49,15 @@ fn is_cri_o(mountinfo: &str) -> bool {
 }
 
 /// Returns whether Multus calls the plugin on this node.
-fn is_multus(settings: &NodeSettings, configs: &[ConfigFile]) -> bool {
-    let loaded = configs.iter().filter(|file| file.split_name().1.is_empty());
-    let mut types = loaded.flat_map(|file| conflist::plugin_types(file.text()));
-    // A standalone config is only for Multus, whose own config may be in another directory.
-    let is_standalone = matches!(settings.mode, ChainMode::Standalone(_));
-    is_standalone || types.any(|name| name == "multus" || name == "multus-shim")
+fn multus_calls_plugin(settings: &NodeSettings, configs: &[ConfigFile]) -> bool {
+    // A standalone config is only for Multus. The config of Multus itself may be in a directory
+    // that the agent does not read.
+    if matches!(settings.mode, ChainMode::Standalone(_)) {
+        return true;
+    }
+    let loadable = configs.iter().filter(|file| !file.is_renamed());
+    let mut types = loadable.flat_map(|file| conflist::plugin_types(file.text()));
+    types.any(|name| name == "multus" || name == "multus-shim")
 }
 
 #[cfg(test)]
