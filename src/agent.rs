@@ -3,9 +3,9 @@
 //! uninstall all three.
 //!
 //! [`main_loop`] repeats reconcile passes. A pass ([`reconcile`]) decides from the state of the
-//! host, never from past events; [`file_watch`] only triggers it. The agent waits for what the
-//! node does not have yet: a directory, a token, a network config. It exits without a signal only
-//! if a setting or the plugin entry template is invalid, or if a thread or the signal handling
+//! host, never from past events; [`file_watch`] only triggers the pass. If the node does not have a
+//! directory, a token or a network config yet, the agent waits. The agent exits without a signal
+//! only if a setting or the plugin entry template is invalid, or if a thread or the signal handling
 //! cannot be set up.
 //!
 //! Read [`settings`] and [`reconcile`] first, then [`yielding`], [`self_test`], [`api_thread`] and
@@ -51,8 +51,8 @@ use self_test::SelfTest;
 use settings::Settings;
 use stop::{UninstallDecision, Verdict};
 
-/// Longest time for the last requests before the agent ends.
-const POST_TIME: Duration = Duration::from_secs(4);
+/// Longest time for posting the Event about a failed uninstall, after which the agent ends.
+const LAST_EVENT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why the agent ends without a signal, or cannot uninstall.
 #[derive(Debug, thiserror::Error)]
@@ -75,8 +75,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let status = Arc::new(Status::new(settings.resync));
     let api = ApiHandle::start(&settings, watch.waker.clone()).map_err(Error::Thread)?;
     // The port is opened before the first access to the node's files, so that the agent serves
-    // `/ready` and `/live` even if that access hangs. If the port cannot be opened now, the next
-    // pass opens it, or reports why not.
+    // `/ready` and `/live` even if that access hangs. An error is ignored here, because the first
+    // pass tries to open the port again, and reports the error.
     let _ = status.serve(settings.admin_address);
     status.state().running_since = Some(Instant::now());
     report_failed_uninstall(&settings, &api);
@@ -97,7 +97,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     end(&mut main_loop, &stop_publishing)
 }
 
-/// Reports that the last uninstall on this node failed, and left files that this agent adopts.
+/// Reports that the last uninstall on this node failed, if it did. It left files, which this agent
+/// adopts.
 fn report_failed_uninstall(settings: &Settings, api: &ApiHandle) {
     let Some(FailedUninstall { date, why }) = failed_uninstall::take(&settings.node) else {
         return;
@@ -131,7 +132,8 @@ fn end(main_loop: &mut MainLoop, stop_publishing: &AtomicBool) -> Result<(), Err
     };
     match verdict {
         Verdict::LeaveInPlace(why) | Verdict::AskAgain(why) => {
-            // The plugin keeps running while the agent decides, so its records are still logged.
+            // The socket is closed only now, because runtimes called the plugin while the agent was
+            // deciding, and the records of these calls had to be logged.
             reconciler.record_socket.stop();
             reconciler.restore_upstream_kubeconfig();
             info!("{PLUGIN} is left in place for the next agent: {why}");
@@ -139,14 +141,16 @@ fn end(main_loop: &mut MainLoop, stop_publishing: &AtomicBool) -> Result<(), Err
         Verdict::Uninstall(why) => {
             info!("uninstalling: {why}");
             stop_publishing.store(true, Ordering::Relaxed);
-            let removed = remove(&reconciler.settings, &reconciler.mounts);
-            // An older agent that waits for this agent to end uninstalls once this socket is gone.
+            let result = uninstall_and_record(&reconciler.settings, &reconciler.mounts);
+            // An older agent may be waiting for this one to end, and uninstalls once this socket is
+            // gone. So the socket stays until this uninstall is over.
             reconciler.record_socket.stop();
-            if let Err(error) = removed {
-                // If an upstream agent chains the plugin again each time, its plugin needs this
-                // kubeconfig.
+            if let Err(error) = result {
+                // Perhaps an upstream agent chained its plugin again after each removal. That
+                // plugin needs the kubeconfig of the upstream agent.
                 reconciler.restore_upstream_kubeconfig();
-                reconciler.api.report_failed_uninstall(failed_uninstall_event(&error), POST_TIME);
+                let event = failed_uninstall_event(&error);
+                reconciler.api.report_failed_uninstall(event, LAST_EVENT_TIMEOUT);
                 return Err(error);
             }
         }
@@ -154,10 +158,13 @@ fn end(main_loop: &mut MainLoop, stop_publishing: &AtomicBool) -> Result<(), Err
     Ok(())
 }
 
-/// Waits until the evidence or the time to decide settles whether to uninstall. Keeps reconciling
-/// meanwhile, because another program may remove the plugin entry. Does not reconcile
-/// - if an upstream agent chains the plugin: its entry and kubeconfig must stay, or
-/// - once a newer agent was seen: it reconciles, and may be uninstalling or starting again.
+/// Waits until there is proof for or against an uninstall, or until the time to decide is over.
+/// Keeps reconciling meanwhile, because another program may remove the plugin entry. Does not
+/// reconcile
+/// - if an upstream agent chains the plugin, because the entry and the kubeconfig of that agent
+///   must stay, or
+/// - once a newer agent was seen, because that agent reconciles. If it has ended, it may be
+///   uninstalling, or it may start again.
 ///
 /// Returns `None` if a newer agent has uninstalled meanwhile.
 fn decide(main_loop: &mut MainLoop) -> Result<Option<Verdict>, Error> {
@@ -180,7 +187,8 @@ fn decide(main_loop: &mut MainLoop) -> Result<Option<Verdict>, Error> {
         is_left_to_newer_agent |= newer_agent_runs;
         let waker = main_loop.watch.waker.clone();
         decision.start_requests(settings, api, waker).map_err(Error::Thread)?;
-        // The agent ignores another signal while it decides.
+        // Both waits return early if another signal arrives. That signal is ignored, because the
+        // agent is already stopping.
         if is_chained_by_upstream || is_left_to_newer_agent {
             main_loop.watch.wait(decision.time_left()).map_err(Error::Wait)?;
         } else {
@@ -200,14 +208,16 @@ fn failed_uninstall_event(error: &Error) -> Event {
     })
 }
 
-/// Removes everything that a dead agent left on this node. Decides from the node's files alone.
+/// Removes everything that a dead agent left on this node. Reads only the node's files, and sends
+/// no request to the API server.
 pub fn uninstall(settings: &Settings) -> Result<(), Error> {
     info!("uninstalling");
-    remove(settings, &Mounts::at_start(&settings.node))
+    uninstall_and_record(settings, &Mounts::at_start(&settings.node))
 }
 
-fn remove(settings: &Settings, mounts: &Mounts) -> Result<(), Error> {
-    let removed = uninstall::run(&settings.node, mounts);
-    failed_uninstall::record(&settings.node, &removed);
-    removed.map_err(|failure| Error::Uninstall(failure.into_texts()))
+/// Uninstalls, and records on the node why that failed, for the next agent.
+fn uninstall_and_record(settings: &Settings, mounts: &Mounts) -> Result<(), Error> {
+    let result = uninstall::run(&settings.node, mounts);
+    failed_uninstall::record(&settings.node, &result);
+    result.map_err(|failure| Error::Uninstall(failure.into_texts()))
 }

@@ -18,7 +18,7 @@ use crate::verdict::bypass_paths::Reason;
 pub use plugin_calls::PluginCalls;
 
 metrics! {
-    /// All metrics of the agent but those of the plugin's calls.
+    /// All metrics of the agent, except those of the plugin's calls.
     AgentMetrics "linkerd_cni_agent" [request_metrics::register, register_build_info]
     ready: Gauge = register "Whether `/ready` responds with 200"
     binary_writes: Counter = register "Plugin binaries copied to the host"
@@ -63,7 +63,7 @@ impl AgentMetrics {
     }
 
     pub fn render(&self, plugin: &PluginCalls) -> String {
-        // The logger, which is not part of the agent, counts the dropped lines.
+        // The logger counts the dropped lines itself, so its count is copied before each rendering.
         self.log_lines_dropped.inner().store(stderr::dropped(), Ordering::Relaxed);
         openmetrics([&self.registry, &plugin.registry])
     }

@@ -1,4 +1,4 @@
-//! What the API server's responses have shown of the agent's token, the plugin's token and the
+//! Records what the API server's responses show of the agent's token, the plugin's token and the
 //! connection. On SIGTERM this is evidence for and against an uninstall. Pure.
 
 use std::time::Instant;
@@ -12,22 +12,23 @@ pub struct ApiHistory {
     pub own_token: TokenHistory,
     /// The token in the kubeconfig on the host.
     pub plugin_token: TokenHistory,
-    /// When the watch of pods failed without a response that shows whether the agent's token is
-    /// valid, such as by a restart of the API server. `None` since the next accepted request.
+    /// When the watch of pods failed and did not show whether the agent's token was still valid, as
+    /// when the API server restarts. `None` if a request was accepted since.
     pub disconnected: Option<Instant>,
 }
 
 impl ApiHistory {
-    /// Whether the API server ever accepted or rejected a token.
+    /// Returns whether the API server ever accepted or rejected a token.
     pub fn has_responded(&self) -> bool {
         let tokens = [self.own_token, self.plugin_token];
         tokens.iter().any(|token| token.accepted.is_some() || token.rejected.is_some())
     }
 
-    /// Records the response to a request with the agent's own token. `error`: why it failed.
-    pub fn record_own(&mut self, error: Option<&kube::Error>, now: Instant) {
+    /// Records the response to a request with the agent's own token. `error` is `None` if the
+    /// request succeeded.
+    pub fn record_own_token(&mut self, error: Option<&kube::Error>, now: Instant) {
         self.own_token.record(error, now);
-        if self.own_token.accepted == Some(now) {
+        if shows_valid_token(error) {
             self.disconnected = None;
         }
     }
@@ -37,7 +38,7 @@ impl ApiHistory {
         if let pod_watch::Error::Request(error) = error
             && (error.code() == Some(401) || error.is_denied_or_missing())
         {
-            self.record_own(Some(error), now);
+            self.record_own_token(Some(error), now);
         } else {
             self.disconnected.get_or_insert(now);
         }
@@ -47,23 +48,30 @@ impl ApiHistory {
 /// When the API server accepted and rejected a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenHistory {
-    /// The last response that shows a valid token.
+    /// When a response showed last that the token is valid.
     pub accepted: Option<Instant>,
-    /// The first HTTP 401 since then.
+    /// When the API server responded with HTTP 401 for the first time after that.
     pub rejected: Option<Instant>,
 }
 
 impl TokenHistory {
-    /// Records the response to a request with the token. `error`: why the request failed. A
-    /// response for which the token may not have been checked, such as a 429, a 500 or a proxy's
-    /// page, changes nothing.
+    /// Records the response to a request with the token. `error` is `None` if the request
+    /// succeeded. Some responses are sent before the token is checked, such as a 429, a 500 or the
+    /// page of a proxy. They change nothing.
     pub fn record(&mut self, error: Option<&kube::Error>, now: Instant) {
         if error.is_some_and(|error| error.code() == Some(401)) {
             self.rejected.get_or_insert(now);
-        } else if error.is_none_or(kube::Error::is_denied_or_missing) {
+        } else if shows_valid_token(error) {
             *self = TokenHistory { accepted: Some(now), rejected: None };
         }
     }
+}
+
+/// Returns whether a request with this result shows that its token is valid: whether it succeeded,
+/// or was denied or found no object. The API server decides on both only after it has checked the
+/// token.
+fn shows_valid_token(error: Option<&kube::Error>) -> bool {
+    error.is_none_or(kube::Error::is_denied_or_missing)
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 //! the host, posts Events, and removes the startup taint from the Node.
 //!
 //! All requests of this module are sent from one thread, so that a slow or unreachable API server
-//! never delays a reconcile pass. On SIGTERM, `stop` sends its own requests.
-//! The thread stores its results in the state that the reconciler reads, and wakes the reconciler
-//! when the state changes.
+//! never delays a reconcile pass. The thread stores its results in a state that the reconciler
+//! reads, and wakes the reconciler when the state changes. On SIGTERM, `stop` sends requests of its
+//! own, from another thread.
 
 pub mod event_queue;
 mod first_install;
@@ -50,16 +50,19 @@ use worker::Worker;
 pub struct ApiHandle {
     settings: Arc<Settings>,
     state: Mutex<State>,
-    /// Wakes the thread, so that it checks what is due. Full while a wake is pending.
-    wake: SyncSender<()>,
-    waker: Waker,
+    /// Wakes the thread, so that it looks which requests are due. The channel is full while a wake
+    /// is pending.
+    thread_waker: SyncSender<()>,
+    /// Wakes the main loop, so that it runs a reconcile pass.
+    pass_waker: Waker,
 }
 
 struct State {
     token_requests: TokenRequestResults,
     server_address: ServerAddress,
+    /// Result of the last check of the token in the kubeconfig on the host.
     check: TokenStatus,
-    /// The kubeconfig on the host was written since the last check began.
+    /// Whether the kubeconfig on the host was written after the last check began.
     kubeconfig_written: bool,
     history: ApiHistory,
     own_pod: OwnPod,
@@ -71,19 +74,23 @@ struct State {
 }
 
 impl State {
-    /// Adopts the plugin's token from the kubeconfig that an earlier agent wrote.
+    /// Returns the state at the start of the agent. Adopts the plugin's token from the kubeconfig
+    /// that an earlier agent wrote.
     fn at_start(settings: &Settings) -> State {
         let now = Instant::now();
         let adopted = AdoptedToken::read(settings, SystemTime::now());
-        let renewal = match (&settings.plugin_account, &adopted) {
-            (None, _) => None,
-            (Some(_), None) => Some(Duration::ZERO),
-            (Some(_), Some(adopted)) => Some(adopted.renewal),
-        };
-        let mut schedule = Schedule::new(now, renewal);
+        let mut until_renewal = None;
+        if settings.plugin_account.is_some() {
+            until_renewal = match &adopted {
+                Some(adopted) => Some(adopted.until_renewal),
+                None => Some(Duration::ZERO),
+            };
+        }
+        let mut schedule = Schedule::new(now, until_renewal);
         if settings.api_name().is_some() {
-            // The first check resolves the name, without which there is no kubeconfig.
-            schedule.kubeconfig_changed(now);
+            // The kubeconfig needs the address to which the name resolves. Checks resolve the name,
+            // so a check is due at the start.
+            schedule.check_changed_kubeconfig(now);
         }
         let token = adopted.map(|adopted| adopted.token);
         State {
@@ -103,11 +110,12 @@ impl State {
 
 impl ApiHandle {
     /// Starts the thread if the address of an API server is configured.
-    pub fn start(settings: &Arc<Settings>, waker: Waker) -> io::Result<Arc<ApiHandle>> {
+    pub fn start(settings: &Arc<Settings>, pass_waker: Waker) -> io::Result<Arc<ApiHandle>> {
         let state = Mutex::new(State::at_start(settings));
-        let (wake, woken) = mpsc::sync_channel(1);
-        let api = Arc::new(ApiHandle { settings: Arc::clone(settings), state, wake, waker });
-        if let Some(source) = access_source(settings) {
+        let (thread_waker, woken) = mpsc::sync_channel(1);
+        let settings = Arc::clone(settings);
+        let api = Arc::new(ApiHandle { settings, state, thread_waker, pass_waker });
+        if let Some(source) = access_source(&api.settings) {
             let worker = Worker::new(Arc::clone(&api), source);
             let thread = thread::Builder::new().name("api".into()).stack_size(512 << 10);
             thread.spawn(move || worker.run(&woken))?;
@@ -124,31 +132,34 @@ impl ApiHandle {
     }
 
     /// Returns what is known about `token`, the token in the kubeconfig on the host. Requests a
-    /// check if the kubeconfig was `written` just now, or if the last check was of another token.
-    pub fn token_status(&self, token: &str, written: bool) -> TokenStatus {
+    /// check if the kubeconfig was written just now (`was_written`), or if the last check was of
+    /// another token.
+    pub fn token_status(&self, token: &str, was_written: bool) -> TokenStatus {
         let mut state = self.state();
         let is_new = state.check.token != token;
         if is_new {
             state.check.token = token.to_owned();
             state.check.validity = TokenValidity::Unknown;
         }
-        if is_new || written {
+        if is_new || was_written {
             state.kubeconfig_written = true;
-            state.schedule.kubeconfig_changed(Instant::now());
+            state.schedule.check_changed_kubeconfig(Instant::now());
             self.wake_thread();
         }
         state.check.clone()
     }
 
-    /// Requests a check if a plugin record reports that the API server rejected the plugin's token
-    /// (HTTP 401 or 403), or is unreachable at an address to which its name was resolved.
+    /// Requests a check of the token if the plugin `record` reports that the API server rejected
+    /// the plugin's token (HTTP 401 or 403), or that the API server is unreachable at the address
+    /// to which its name was resolved.
     pub fn report_failure(&self, record: &Record) {
-        // The code identifies the failure in every version of the plugin. Its text may change.
+        // The failure is identified by its code, because the text of an error may differ between
+        // versions of the plugin.
         let is_unreachable = record.has_code(Failure::ApiUnreachable);
         if record.has_code(Failure::TokenRejected)
             || is_unreachable && self.settings.api_name().is_some()
         {
-            self.state().schedule.failure_reported(Instant::now());
+            self.state().schedule.check_after_plugin_failure(Instant::now());
             self.wake_thread();
         }
     }
@@ -162,66 +173,71 @@ impl ApiHandle {
         self.state().own_pod.clone()
     }
 
-    /// Announces a watch that shows the agent's own pod, whose UID may be known.
+    /// Announces that a watch of the agent's own pod will begin. `uid` is the UID of the pod, if it
+    /// is known.
     pub fn await_own_pod(&self, uid: Option<String>) {
         let mut state = self.state();
         state.own_pod.uid = uid;
-        state.first_watch.begins(Instant::now());
+        state.first_watch.begin_wait(Instant::now());
     }
 
-    /// Applies what the API server has shown of the agent's own pod. Wakes the main loop if that is
-    /// new.
-    pub fn record_own_pod(&self, record: impl FnOnce(&mut OwnPod)) {
+    /// Calls `update` with what is known of the agent's own pod. Wakes the main loop if that
+    /// changes.
+    pub fn update_own_pod(&self, update: impl FnOnce(&mut OwnPod)) {
         let mut state = self.state();
         let before = state.own_pod.clone();
-        record(&mut state.own_pod);
+        update(&mut state.own_pod);
         if state.own_pod != before {
-            self.waker.wake();
+            self.pass_waker.wake();
         }
     }
 
-    /// Records that the API server accepted the agent's own token in a list of pods.
-    pub fn record_list(&self) {
-        self.state().history.record_own(None, Instant::now());
+    /// Records that the API server has responded to a list of pods, and so accepted the agent's own
+    /// token.
+    pub fn record_listed_pods(&self) {
+        self.state().history.record_own_token(None, Instant::now());
     }
 
     /// Records that the watch of pods is open. Wakes the main loop if the first install waits for
     /// that.
     pub fn record_open_watch(&self) {
         let mut state = self.state();
-        state.history.record_own(None, Instant::now());
-        if state.first_watch.ends() {
-            self.waker.wake();
+        state.history.record_own_token(None, Instant::now());
+        if state.first_watch.end_wait() {
+            self.pass_waker.wake();
         }
     }
 
     /// Records that a list or a watch of pods failed. Wakes the main loop if the first install
-    /// waits.
+    /// waits for the watch.
     pub fn record_failed_watch(&self, error: &pod_watch::Error) {
         let mut state = self.state();
         state.history.record_failed_watch(error, Instant::now());
         state.own_pod.record_lost_watch();
-        // After a denial, the first install keeps waiting: the agent's ClusterRole may have just
-        // been deleted with the chart, so that this agent is about to be stopped.
-        if !error.is_denied() && state.first_watch.ends() {
-            self.waker.wake();
+        // After a denial, the first install keeps waiting. The agent's ClusterRole may have just
+        // been deleted with the chart. Then this agent is about to be stopped and should not
+        // install.
+        if !error.is_denied() && state.first_watch.end_wait() {
+            self.pass_waker.wake();
         }
     }
 
-    /// Returns whether a node where nothing is installed can get a token.
+    /// Returns whether the kubeconfig may be written on a node where nothing is installed.
     pub fn first_install(&self, now: Instant) -> FirstInstall {
         let state = self.state();
         let is_rejected = state.history.own_token.rejected.is_some();
         state.first_watch.first_install(is_rejected, now)
     }
 
-    /// Sets why the node is not ready, for the startup taint, and for an Event if that lasts. Each
-    /// pass calls this, also a pass that a new token of the agent causes.
-    pub fn pass_finished(&self, not_ready: Option<&str>) {
-        let (mut guard, now) = (self.state(), Instant::now());
+    /// Records at the end of each pass why the node is not ready. Queues an Event if the node has
+    /// not been ready for long. Wakes the thread, which removes the startup taint once the node is
+    /// ready.
+    pub fn record_pass(&self, not_ready: Option<&str>) {
+        let now = Instant::now();
+        let mut guard = self.state();
         let State { node, events, .. } = &mut *guard;
         let Some(node) = node else { return };
-        let report = node.pass_finished(not_ready, now);
+        let report = node.record_pass(not_ready, now);
         if report.is_some() || self.settings.startup_taint.is_some() {
             self.wake_thread();
         }
@@ -230,26 +246,28 @@ impl ApiHandle {
         }
     }
 
-    /// Stops the updates of the Node: the agent no longer removes the startup taint, and no longer
-    /// reports a node that is not ready.
+    /// Stops the updates of the Node. From now on the agent neither removes the startup taint nor
+    /// reports that the node is not ready.
     pub fn stop_node_updates(&self) {
         self.state().node = None;
     }
 
-    /// Queues an Event. An Event on a pod is dropped if it repeats a recent one, or if many wait.
+    /// Queues an Event. An Event on a pod is dropped if it repeats a recent one, or if too many
+    /// Events are waiting.
     pub fn report_event(&self, event: Event) {
         if self.state().events.offer(event, Instant::now()) {
             self.wake_thread();
         }
     }
 
-    /// Posts the Event of a failed uninstall. Waits at most `longest` for the response.
-    pub fn report_failed_uninstall(&self, event: Event, longest: Duration) {
+    /// Posts the Event about a failed uninstall from a thread of its own, and waits at most for the
+    /// time `budget`. The agent ends in any case, so a timeout is ignored.
+    pub fn report_failed_uninstall(&self, event: Event, budget: Duration) {
         let Some(source) = access_source(&self.settings) else { return };
         let settings = Arc::clone(&self.settings);
-        let _ = run_within("last request", longest, move || {
+        let _ = run_within("last request", budget, move || {
             let mut connection =
-                Connection::new(source, USER_AGENT, Deadlines::per_phase(longest / 2));
+                Connection::new(source, USER_AGENT, Deadlines::per_phase(budget / 2));
             if let Err(error) = event_queue::post(&mut connection, &settings, &event) {
                 warn!("cannot post an Event: {error}");
             }
@@ -257,7 +275,8 @@ impl ApiHandle {
     }
 
     fn wake_thread(&self) {
-        let _ = self.wake.try_send(());
+        // Sending fails if a wake is pending already.
+        let _ = self.thread_waker.try_send(());
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

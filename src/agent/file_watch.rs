@@ -1,7 +1,8 @@
 //! Waits for a change in the watched directories, a stop signal or a wake from another thread.
 //!
-//! A change only triggers a reconcile pass, which reads the state itself. So lost, repeated and
-//! late events do no harm. If the node has no inotify watches left, the agent polls every second.
+//! A change only triggers a reconcile pass, which reads the files itself. So events that are lost,
+//! repeated or late do no harm. If the node has no inotify watches left, the agent polls every
+//! second.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -22,8 +23,8 @@ use crate::files;
 
 /// Time between two passes if inotify is not available.
 const POLL_PERIOD: Duration = Duration::from_secs(1);
-/// Longest time to wait for a writer that has a file open, so that a pass does not read half of the
-/// file. The end of a slower writer triggers another pass.
+/// Longest time for which a pass waits until the writer of a file has closed it, so that the pass
+/// does not read half of the file. If the writer is slower, its close triggers another pass.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
 /// Time between two checks whether the writer has closed the file.
 const SETTLE_PERIOD: Duration = Duration::from_millis(1);
@@ -35,7 +36,8 @@ pub struct Waker(Arc<UnixDatagram>);
 impl Waker {
     /// Triggers a reconcile pass.
     pub fn wake(&self) {
-        // A full socket buffer means that a wake is already pending.
+        // The error is ignored: sending fails if the socket buffer is full, and then a wake is
+        // pending already.
         let _ = self.0.send(&[0]);
     }
 }
@@ -46,7 +48,7 @@ pub struct FileWatch {
     inotify: Option<Inotify>,
     wakes: UnixDatagram,
     pub waker: Waker,
-    /// Whether inotify watches every directory that exists.
+    /// Whether inotify watches every directory that exists. If it does not, the agent polls.
     is_complete: bool,
 }
 
@@ -69,9 +71,9 @@ impl FileWatch {
         })
     }
 
-    /// Watches the existing `dirs`. Call it before each pass: the kernel drops the watch of a
-    /// removed directory, even if it is created again. After a failure, the agent polls every
-    /// second.
+    /// Watches those of the `dirs` that exist. Call this before each pass, because the kernel drops
+    /// the watch of a directory that is removed, and does not renew the watch if the directory is
+    /// created again. After a failure, the agent polls every second.
     pub fn watch_dirs(&mut self, dirs: &[&Path]) -> Result<(), String> {
         let result = self.add(dirs);
         self.is_complete = result.is_ok();
@@ -95,7 +97,7 @@ impl FileWatch {
                 missing.insert(Inotify::init(flags)?)
             }
         };
-        // Events of reads would wake the agent after each of its own passes.
+        // Reads are not watched, because the agent would wake after each of its own passes.
         let reads =
             AddWatchFlags::IN_ACCESS | AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CLOSE_NOWRITE;
         let events = AddWatchFlags::IN_ALL_EVENTS.difference(reads) | AddWatchFlags::IN_ONLYDIR;
@@ -108,12 +110,12 @@ impl FileWatch {
         Ok(())
     }
 
-    /// Waits until a reconcile pass is due, at most for `timeout`: a directory changed, or another
-    /// thread called [`Waker::wake`]. A signal ends the wait instead, and is returned.
+    /// Waits until a directory changes or another thread calls [`Waker::wake`], at most for
+    /// `timeout`. A reconcile pass is due then. A signal ends the wait too, and is returned.
     pub fn wait(&self, timeout: Duration) -> io::Result<Option<Signal>> {
         let timeout = if self.is_complete { timeout } else { timeout.min(POLL_PERIOD) };
-        // The deadline must be later than now: after the deadline, `poll` is not called, and a
-        // pending signal would not be found.
+        // The deadline must be later than now. If it had passed already, `poll` would not look at
+        // the signals, and a pending signal would not be found.
         let end = Deadline::after(timeout.max(SETTLE_PERIOD));
         loop {
             let ready = self.poll(end)?;
@@ -121,9 +123,9 @@ impl FileWatch {
                 return Ok(Some(self.read_signal()?));
             }
             if ready.inotify
-                && let Some(is_open) = self.drain()
+                && let Some(change) = self.read_changes()
             {
-                self.settle(is_open);
+                self.wait_for_writer(change);
                 return Ok(None);
             }
             if ready.wakes {
@@ -136,7 +138,7 @@ impl FileWatch {
         }
     }
 
-    /// Waits at most until `end`.
+    /// Waits until a source has data, at most until `end`.
     fn poll(&self, end: Deadline) -> io::Result<ReadySources> {
         let mut fds = vec![
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
@@ -161,30 +163,47 @@ impl FileWatch {
         Ok(Signal::try_from(info.ssi_signo as i32).unwrap_or(Signal::SIGTERM))
     }
 
-    /// Waits until the writer has closed the file, but not longer than [`SETTLE_TIME`].
-    fn settle(&self, mut is_open: bool) {
+    /// Waits until the writer of the file that changed last has closed the file, but not longer
+    /// than [`SETTLE_TIME`].
+    fn wait_for_writer(&self, mut last_change: Change) {
         let end = Deadline::after(SETTLE_TIME);
-        while is_open && !end.has_passed() {
+        while last_change == Change::MayContinue && !end.has_passed() {
             thread::sleep(SETTLE_PERIOD);
-            is_open = self.drain().unwrap_or(is_open);
+            if let Some(change) = self.read_changes() {
+                last_change = change;
+            }
         }
     }
 
-    /// Reads all inotify events. Returns whether a writer may still have the file changed last
-    /// open; `None` without a change. The agent's temporary files do not count.
-    fn drain(&self) -> Option<bool> {
-        let mut is_open = None;
+    /// Reads all inotify events. Returns the last change, or `None` if nothing has changed. Changes
+    /// of the agent's temporary files do not count.
+    fn read_changes(&self) -> Option<Change> {
+        let mut last_change = None;
         while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
             for event in events {
                 let name = event.name.unwrap_or_default();
-                if !files::is_temporary(&name.to_string_lossy()) {
-                    let writes = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MODIFY;
-                    is_open = Some(event.mask.intersects(writes));
+                if files::is_temporary(&name.to_string_lossy()) {
+                    continue;
                 }
+                let writes = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MODIFY;
+                last_change = if event.mask.intersects(writes) {
+                    Some(Change::MayContinue)
+                } else {
+                    Some(Change::Finished)
+                };
             }
         }
-        is_open
+        last_change
     }
+}
+
+/// A change of a file in a watched directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// The file was created or written, and its writer may still have it open.
+    MayContinue,
+    /// The file was closed after a write, renamed or removed, or its metadata was changed.
+    Finished,
 }
 
 /// Which sources have data.
@@ -211,20 +230,20 @@ mod tests {
         let path = dir.path().join("10-net.conflist");
         let mut watch = FileWatch::start().unwrap();
         watch.watch_dirs(&[dir.path()]).unwrap();
-        assert_eq!(watch.drain(), None);
+        assert_eq!(watch.read_changes(), None);
         let mut file = File::create(&path).unwrap();
         file.write_all(b"{").unwrap();
-        assert_eq!(watch.drain(), Some(true));
+        assert_eq!(watch.read_changes(), Some(Change::MayContinue));
         drop(file);
-        assert_eq!(watch.drain(), Some(false));
+        assert_eq!(watch.read_changes(), Some(Change::Finished));
         fs::write(dir.path().join(".linkerd-cni.1.2.3.tmp"), "").unwrap();
-        assert_eq!(watch.drain(), None);
+        assert_eq!(watch.read_changes(), None);
         fs::remove_file(&path).unwrap();
-        assert_eq!(watch.drain(), Some(false));
+        assert_eq!(watch.read_changes(), Some(Change::Finished));
     }
 
     #[test]
-    fn a_signal_ends_a_wait_without_timeout() {
+    fn a_pending_signal_is_returned_even_if_the_timeout_is_zero() {
         let watch = FileWatch::start().unwrap();
         nix::sys::signal::raise(Signal::SIGTERM).unwrap();
         assert_eq!(watch.wait(Duration::ZERO).unwrap(), Some(Signal::SIGTERM));

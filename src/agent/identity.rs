@@ -1,4 +1,5 @@
-//! Who the agent is for the API server: address and credential, namespace and pod.
+//! How the agent reaches the API server, and what it calls itself there: user agent, namespace and
+//! pod.
 
 use super::settings::Settings;
 use crate::files;
@@ -18,7 +19,7 @@ pub struct PodName {
     pub uid: Option<String>,
 }
 
-/// Returns how the agent reaches the API server; `None` if no address is configured.
+/// Returns how the agent reaches the API server. `None` if no address is configured.
 pub fn access_source(settings: &Settings) -> Option<AccessSource> {
     Some(AccessSource::InCluster {
         host: settings.api_host.clone()?,
@@ -37,15 +38,14 @@ pub fn namespace(settings: &Settings) -> Option<String> {
     if name.is_empty() { None } else { Some(name.to_owned()) }
 }
 
-/// Returns the name of the agent's pod: of the pod to which the agent's token is bound, or else
-/// from the settings. Under upstream's chart only the token has it.
+/// Returns the name of the agent's pod. This is the name of the pod to which the agent's token is
+/// bound, or else the one in the settings. Under upstream's chart only the token has the name.
 pub fn pod_name(settings: &Settings) -> Option<PodName> {
     let namespace = namespace(settings)?;
     let token = service_account_file(settings, "token").unwrap_or_default();
     let claims = Claims::read(token.trim()).unwrap_or_default();
     if let Some((name, uid)) = claims.pod() {
-        let (name, uid) = (name.to_owned(), Some(uid.to_owned()));
-        return Some(PodName { namespace, name, uid });
+        return Some(PodName { namespace, name: name.to_owned(), uid: Some(uid.to_owned()) });
     }
     Some(PodName { namespace, name: settings.pod_name.clone()?, uid: None })
 }

@@ -17,9 +17,9 @@ use super::settings::Settings;
 use super::subject::Subject;
 use crate::backoff::between;
 
-/// Time between a write and the pass that verifies it.
+/// Time between a pass that writes and the pass that verifies what was written.
 const VERIFY_DELAY: Duration = Duration::from_millis(2);
-/// Shortest and longest time until the next pass after one with a problem. A pass takes a
+/// Shortest and longest time from a pass with a problem to the next pass. A pass takes a
 /// millisecond, or up to 5 s if the plugin hangs in the run check.
 const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 
@@ -27,15 +27,15 @@ const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 pub struct MainLoop {
     pub reconciler: Reconciler,
     pub watch: FileWatch,
-    /// Time to the next pass.
-    timeout: Duration,
-    /// The problems that were logged last, by subject.
+    /// Longest wait before the next pass.
+    until_next_pass: Duration,
+    /// The problems of the last pass, which are logged, by subject.
     logged: BTreeMap<Subject, String>,
 }
 
 impl MainLoop {
     pub fn new(reconciler: Reconciler, watch: FileWatch) -> MainLoop {
-        MainLoop { reconciler, watch, timeout: Duration::ZERO, logged: BTreeMap::new() }
+        MainLoop { reconciler, watch, until_next_pass: Duration::ZERO, logged: BTreeMap::new() }
     }
 
     /// Runs passes until a signal stops the agent. Returns the signal.
@@ -47,10 +47,10 @@ impl MainLoop {
         }
     }
 
-    /// Waits until a reconcile pass is due, at most for `longest`, and runs it. A signal ends the
-    /// wait instead, and is returned.
+    /// Waits until a reconcile pass is due, at most for `longest`, and runs the pass. If a signal
+    /// ends the wait, runs no pass and returns the signal.
     pub fn step(&mut self, longest: Duration) -> Result<Option<Signal>, Error> {
-        let signal = self.watch.wait(self.timeout.min(longest)).map_err(Error::Wait)?;
+        let signal = self.watch.wait(self.until_next_pass.min(longest)).map_err(Error::Wait)?;
         if signal.is_some() {
             return Ok(signal);
         }
@@ -66,12 +66,13 @@ impl MainLoop {
         }
         let judgement = self.reconciler.pass(findings);
         self.log_changes(&judgement);
-        self.timeout = time_to_next_pass(&judgement, settings.resync);
+        self.until_next_pass = time_to_next_pass(&judgement, settings.resync);
         status.end_pass();
         Ok(None)
     }
 
-    /// Logs the differences to the problems of the last pass.
+    /// Logs each problem that is new or has changed since the last pass, and each one that is
+    /// resolved.
     fn log_changes(&mut self, judgement: &Judgement) {
         let problems = judgement.logged();
         for subject in self.logged.keys().filter(|subject| !problems.contains_key(*subject)) {
@@ -88,12 +89,12 @@ impl MainLoop {
 
 /// Returns the directories in which a change causes a pass.
 fn watched_dirs(settings: &Settings) -> Vec<&Path> {
-    let ca = settings.ca_file.as_deref().and_then(Path::parent);
     let node = &settings.node;
     let mut dirs: Vec<&Path> = vec![&node.net_dir, &node.bin_dir, &settings.service_account_dir];
-    // The record socket shows when a newer agent starts and ends.
+    // The record socket is in the run dir, and changes when a newer agent starts or ends.
     dirs.extend(node.run_dir.as_deref());
-    dirs.extend(ca);
+    let ca_dir = settings.ca_file.as_deref().and_then(Path::parent);
+    dirs.extend(ca_dir);
     dirs
 }
 
@@ -106,8 +107,8 @@ fn time_to_next_pass(judgement: &Judgement, resync: Duration) -> Duration {
     if judgement.has_problem() {
         time = time.min(between(RETRY[0], RETRY[1]));
     }
-    if let Some(next) = judgement.next {
-        time = time.min(next.saturating_duration_since(Instant::now()));
+    if let Some(next_pass_at) = judgement.next_pass_at {
+        time = time.min(next_pass_at.saturating_duration_since(Instant::now()));
     }
     time
 }

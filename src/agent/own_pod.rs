@@ -1,5 +1,6 @@
-//! What the API server has shown of the agent's own pod: which DaemonSet owns it, and whether it is
-//! being deleted. On SIGTERM, [`stop`](super::stop) decides by both. Pure.
+//! Remembers what the API server has shown of the agent's own pod: which DaemonSet owns the pod,
+//! and whether the pod is being deleted. On SIGTERM, [`stop`](super::stop) needs both to decide
+//! whether to uninstall. Pure.
 //!
 //! The watch of pods usually shows a deletion before the kubelet sends SIGTERM.
 
@@ -8,9 +9,10 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::kube::pod_list::FromPod;
 use crate::kube::types::{Metadata, OwnerReference, Pod};
 
-/// How long after the end of a pod's grace period the API server certainly accepts a token that is
-/// bound to the pod, if the pod still exists. Kubernetes accepts it for a minute ([`claims.go`]).
-/// The other half of that minute is for clocks that differ.
+/// Time after the end of a pod's grace period for which the API server certainly accepts a token
+/// that is bound to the pod, if the pod still exists. Kubernetes accepts such a token for a minute
+/// ([`claims.go`]). Only half of that minute is counted, because the clocks of API server and node
+/// may differ.
 ///
 /// [`claims.go`]: https://github.com/kubernetes/kubernetes/blob/v1.35.4/pkg/serviceaccount/claims.go#L172-L227
 const TOKEN_LEEWAY: Duration = Duration::from_secs(30);
@@ -25,12 +27,12 @@ pub struct Owner {
 /// Whether the agent's pod is being deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Deletion {
-    /// The API server never showed the pod, or the watch failed since.
+    /// The API server has not shown the pod yet, or the watch has failed since it did.
     #[default]
     Unknown,
     NotDeleted,
-    /// The pod has a grace period. The API server accepts a token that is bound to the pod until
-    /// `token_ends`, or longer.
+    /// The pod is deleted with a grace period. The deletion was `shown` at this time. The API
+    /// server accepts a token that is bound to the pod until `token_ends`, or longer.
     Graceful {
         shown: Instant,
         token_ends: Instant,
@@ -46,8 +48,8 @@ impl Deletion {
         let Some(end) = &metadata.deletion_timestamp else {
             return Deletion::NotDeleted;
         };
-        // A forced deletion is first shown as an update with a grace period of 0, then as
-        // `DELETED`.
+        // A pod that is deleted by force still appears in an update before its `DELETED` event.
+        // That update has a grace period of 0.
         if metadata.deletion_grace_period_seconds.unwrap_or(0) == 0 {
             return Deletion::Forced;
         }
@@ -56,15 +58,16 @@ impl Deletion {
         Deletion::Graceful { shown: now, token_ends: now + left.unwrap_or_default() }
     }
 
-    /// Returns the deletion after an object showed `seen`. A deletion is never taken back: a list
-    /// may be older than the last event of the watch.
+    /// Combines the deletion known so far with what a newly read object shows (`seen`). A known
+    /// deletion stays even if the object shows none, because the object may come from a list that
+    /// is older than the last event of the watch.
     fn updated(self, seen: Deletion) -> Deletion {
         match (self, seen) {
             (Deletion::Unknown | Deletion::NotDeleted, seen) => seen,
             (Deletion::Forced, _) => Deletion::Forced,
             (Deletion::Graceful { .. }, Deletion::Unknown | Deletion::NotDeleted) => self,
             (Deletion::Graceful { .. }, Deletion::Forced) => Deletion::Forced,
-            // A second deletion may shorten the grace period.
+            // The pod was deleted a second time, perhaps with a shorter grace period.
             (Deletion::Graceful { shown, .. }, Deletion::Graceful { token_ends, .. }) => {
                 Deletion::Graceful { shown, token_ends }
             }
@@ -100,7 +103,8 @@ impl FromPod for SeenPod {
     }
 }
 
-/// Returns the DaemonSet of a reference to a pod's controller. A pod has at most one controller.
+/// Returns the DaemonSet that owns a pod, if this owner reference names a DaemonSet as the pod's
+/// controller. A pod has at most one controller.
 fn owning_daemonset(reference: &OwnerReference) -> Option<Owner> {
     let OwnerReference { api_version, kind, name, uid, controller } = reference;
     if !controller || api_version != "apps/v1" || kind != "DaemonSet" {
@@ -112,7 +116,8 @@ fn owning_daemonset(reference: &OwnerReference) -> Option<Owner> {
 /// The agent's own pod, as the API server showed it last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnPod {
-    /// UID in the agent's token, or else that of the first object with the pod's name.
+    /// UID of the pod, from the agent's token. If the token has none, the UID of the first object
+    /// that had the pod's name.
     pub uid: Option<String>,
     pub daemonset: Option<Owner>,
     pub deletion: Deletion,
@@ -123,11 +128,11 @@ impl OwnPod {
         matches!(self.deletion, Deletion::Graceful { .. } | Deletion::Forced)
     }
 
-    /// Records an object with the name of the agent's pod.
+    /// Records an object that has the name of the agent's pod.
     pub fn record_seen(&mut self, seen: SeenPod) {
         let uid = self.uid.get_or_insert_with(|| seen.uid.clone());
         if *uid != seen.uid {
-            // Another pod has the name by now.
+            // Another pod has the name now, so the agent's pod is gone.
             self.record_gone();
             return;
         }
@@ -135,12 +140,13 @@ impl OwnPod {
         self.deletion = self.deletion.updated(seen.deletion);
     }
 
-    /// Records that the pod does not exist, by a `DELETED` event or a response of HTTP 404.
+    /// Records that the pod does not exist any more, as a `DELETED` event or a response of HTTP 404
+    /// shows.
     pub fn record_gone(&mut self) {
         self.deletion = Deletion::Forced;
     }
 
-    /// Records a `DELETED` event of a pod with the agent's pod's name.
+    /// Records a `DELETED` event of a pod that has the name of the agent's pod and this `uid`.
     pub fn record_deleted(&mut self, uid: &str) {
         match &self.uid {
             Some(own) if own != uid => {}
@@ -148,7 +154,8 @@ impl OwnPod {
         }
     }
 
-    /// Records a list without the pod. A list from a cache may be older than the pod.
+    /// Records a list that does not contain the pod. Unless a deletion was shown before, this does
+    /// not mean that the pod is gone: the list comes from a cache that may be older than the pod.
     pub fn record_absent(&mut self) {
         self.deletion = match self.deletion {
             Deletion::Graceful { .. } | Deletion::Forced => Deletion::Forced,
@@ -156,7 +163,7 @@ impl OwnPod {
         };
     }
 
-    /// Records that the watch failed: a deletion would no longer be shown.
+    /// Records that the watch has failed, so that it would not show a deletion any more.
     pub fn record_lost_watch(&mut self) {
         if self.deletion == Deletion::NotDeleted {
             self.deletion = Deletion::Unknown;

@@ -1,12 +1,15 @@
 //! Watches the pods of this node and publishes them for the plugin, see [`crate::pod_copy`]. The
-//! same watch shows the agent its own pod ([`own_pod`](super::own_pod)). If the pods are not to be
-//! watched, the agent watches only its own pod.
+//! same watch shows the agent its own pod ([`own_pod`](super::own_pod)). If the settings turn this
+//! off, the agent watches only its own pod.
 //!
-//! A pod is published with the decision that the plugin would make after its API requests, so that
-//! the plugin sends no request. If a request of the agent fails, the pod has no file, and the
-//! plugin sends the requests. The agent holds the lock of the copy from the first list until the
-//! watch fails twice in a row. If a pod has no file while the lock is held, the agent has received
-//! no event of the pod yet, or could not publish it.
+//! To publish a pod means to write a file with the decision that the plugin would make about the
+//! pod after its API requests. So the plugin does not have to send these requests. If the agent
+//! cannot make the decision, because a request fails, it writes no file, and the plugin sends the
+//! requests itself.
+//!
+//! The agent holds the lock of the copy from the first list until the watch has failed twice in a
+//! row. While the lock is held, the plugin knows that the agent publishes new pods. If a pod then
+//! has no file, the agent has not received an event of the pod yet, or could not publish the pod.
 
 mod facts_reader;
 mod node_pod;
@@ -36,17 +39,17 @@ use node_pod::NodePod;
 use own_pod_watch::OwnPodWatch;
 use publisher::Publisher;
 
-/// Longest wait before the first list, on a node that has a kubeconfig. Short, because the agent is
-/// not ready before that list, and a rolling update waits for each node.
+/// Longest random wait before the first list, on a node that has a kubeconfig. The wait is short,
+/// because the agent is not ready before that list, and a rolling update waits for each node.
 const START_SPREAD: Duration = Duration::from_secs(1);
 /// Longest time for which readiness waits for the first list.
-const FIRST_LIST: Duration = Duration::from_secs(20);
+const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Starts the thread that watches all pods of the node, or else the agent's own pod. Removes the
-/// copy of an earlier agent if the pods are not to be watched. Calls `waker` when it is known
-/// whether they can be listed.
+/// Starts the thread that watches all pods of the node. If the settings do not allow that, the
+/// thread watches only the agent's own pod, and the copy that an earlier agent has published is
+/// removed. Calls `waker` when the pods were listed, or could not be listed.
 ///
-/// Returns a flag. Set it to stop publishing, before the copy is removed.
+/// Returns a flag. Set the flag before the copy is removed, to stop publishing.
 pub fn start(
     settings: &Settings,
     status: &Arc<Status>,
@@ -66,8 +69,9 @@ pub fn start(
         && settings.watch_pods
     {
         let publisher = Publisher::new(settings, source, run_dir, status, &stop_publishing);
-        status.await_pod_copy(Instant::now() + FIRST_LIST, waker);
-        let (pods, spread) = (Selection::Node(node), start_spread(settings));
+        status.await_pod_copy(Instant::now() + FIRST_LIST_TIMEOUT, waker);
+        let pods = Selection::Node(node);
+        let spread = start_spread(settings);
         thread.spawn(move || watch_node(connection, &pods, spread, own_pod.as_ref(), publisher))?;
     } else if let Some(own_pod) = own_pod {
         thread.spawn(move || watch_own_pod(connection, &own_pod))?;
@@ -83,7 +87,8 @@ pub fn clear_copy(settings: &Settings) {
     }
 }
 
-/// Returns the longest wait before the first list. The first install of a node waits for the watch.
+/// Returns the longest wait before the first list. There is no wait on a node without a kubeconfig,
+/// because the first install there does not begin before the watch is open.
 fn start_spread(settings: &Settings) -> Duration {
     match files::metadata(&settings.node.kubeconfig()) {
         Ok(Some(_)) => START_SPREAD,
@@ -107,8 +112,10 @@ fn watch_node(
 }
 
 fn watch_own_pod(connection: Connection, own_pod: &OwnPodWatch) {
-    // A single object from the cache costs the API server no more than a token check.
-    pod_watch::run(connection, &own_pod.selection(), Duration::ZERO, |update| {
+    // The first list is not delayed, because it costs the API server little: it is a single object
+    // from the cache.
+    let spread = Duration::ZERO;
+    pod_watch::run(connection, &own_pod.selection(), spread, |update| {
         own_pod.record(&update, |seen| seen);
         ControlFlow::Continue(())
     });

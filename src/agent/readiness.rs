@@ -1,4 +1,4 @@
-//! The agent's readiness: what `/live`, `/ready` and `/status` respond.
+//! The agent's readiness: what the agent responds to `/live`, `/ready` and `/status`.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,8 +15,9 @@ use crate::admin;
 
 /// Number of resync periods without a finished pass after which the agent is not ready.
 const MAX_RESYNCS: u32 = 3;
-/// Longest time of one pass. It takes milliseconds, but a busy disk takes seconds to sync a file,
-/// and the run check waits up to 5 s for a plugin that hangs.
+/// Time after which a pass that has not ended counts as stuck. A pass usually takes milliseconds.
+/// But a busy disk may need seconds to sync a file, and the run check waits up to 5 s for a plugin
+/// that hangs.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// The agent's state, shared between its threads and the admin server.
@@ -27,23 +28,30 @@ pub struct Status {
     state: Mutex<State>,
 }
 
-/// What the threads report, for the admin server.
+/// What the agent's threads report to the admin server.
 #[derive(Debug)]
 pub struct State {
     pub last_pass: StatusBody,
     pod_copy: Option<PodCopyStatus>,
-    /// When to stop waiting for the first list of the node's pods, and what to wake after it.
-    awaited_pods: Option<(Instant, Waker)>,
+    /// The wait for the first list of the node's pods. `None` if the agent does not wait for it.
+    pod_copy_wait: Option<PodCopyWait>,
     resync: Duration,
-    /// When the last pass finished; at first, when the agent started.
+    /// When the last pass finished. Before the first pass, when the agent started.
     finished: Instant,
-    /// When the pass that runs now began.
+    /// When the present pass began. `None` between passes.
     pub running_since: Option<Instant>,
     /// The signal that stops the agent. `/ready` then reports only the signal.
     pub stopped_by: Option<Signal>,
     is_serving: bool,
-    /// The node was ready after a pass.
+    /// Whether the node was ever ready after a pass.
     was_ready: bool,
+}
+
+#[derive(Debug)]
+struct PodCopyWait {
+    end: Instant,
+    /// Wakes the main loop when the pods were listed, or could not be listed.
+    waker: Waker,
 }
 
 impl Status {
@@ -52,7 +60,7 @@ impl Status {
         let state = State {
             last_pass: StatusBody { not_ready: Some(why), ..StatusBody::default() },
             pod_copy: None,
-            awaited_pods: None,
+            pod_copy_wait: None,
             resync,
             finished: Instant::now(),
             running_since: None,
@@ -68,15 +76,16 @@ impl Status {
     }
 
     /// Keeps the node unready until its pods are published, publishing fails, or `end` has passed.
-    /// In a rolling update the earlier agent publishes the pods until this agent is ready.
+    /// So in a rolling update the earlier agent runs, and publishes the pods, until this agent
+    /// does.
     pub fn await_pod_copy(&self, end: Instant, waker: Waker) {
-        self.state().awaited_pods = Some((end, waker));
+        self.state().pod_copy_wait = Some(PodCopyWait { end, waker });
     }
 
-    /// Returns the end of the wait for the first list of the node's pods; `None` once the agent no
-    /// longer waits.
+    /// Returns the end of the wait for the first list of the node's pods. `None` if the agent does
+    /// not wait for the list, or no longer does.
     pub fn pods_awaited_until(&self) -> Option<Instant> {
-        let end = self.state().awaited_pods.as_ref()?.0;
+        let end = self.state().pod_copy_wait.as_ref()?.end;
         if end > Instant::now() { Some(end) } else { None }
     }
 
@@ -87,13 +96,14 @@ impl Status {
         self.metrics.set_bypassing_pods(&pod_copy.bypasses);
         let mut state = self.state();
         state.pod_copy = Some(pod_copy);
-        if let Some((_, waker)) = state.awaited_pods.take() {
-            waker.wake();
+        if let Some(wait) = state.pod_copy_wait.take() {
+            wait.waker.wake();
         }
     }
 
-    /// Publishes what a pass found. Logs the first time that the node is ready.
-    pub fn publish(&self, last_pass: StatusBody) {
+    /// Sets what a pass has found, for the admin server. Logs that the node is ready when this is
+    /// the first time.
+    pub fn set_last_pass(&self, last_pass: StatusBody) {
         let mut state = self.state();
         if !state.was_ready && last_pass.not_ready.is_none() {
             state.was_ready = true;
@@ -108,8 +118,9 @@ impl Status {
         state.finished = Instant::now();
     }
 
-    /// Opens the port `address` for `/live`, `/ready`, `/metrics` and `/status`, unless it is open.
-    /// Called in each pass, since the agent that ran before this one may still hold the port.
+    /// Opens the port `address` for `/live`, `/ready`, `/metrics` and `/status`, unless it is open
+    /// already. Each pass calls this, because the port may be in use at first, by the agent that
+    /// ran before this one.
     pub fn serve(self: &Arc<Self>, address: Option<SocketAddr>) -> Result<(), String> {
         let Some(address) = address else {
             return Ok(());
@@ -117,22 +128,28 @@ impl Status {
         if self.state().is_serving {
             return Ok(());
         }
-        let [live, ready, metrics, body] = [self; 4].map(Arc::clone);
+        let for_live = Arc::clone(self);
+        let for_ready = Arc::clone(self);
+        let for_metrics = Arc::clone(self);
+        let for_status = Arc::clone(self);
         let handlers = admin::Handlers {
-            live: Box::new(move || live.state().live(Instant::now())),
-            ready: Box::new(move || ready.state().ready(Instant::now())),
-            metrics: Box::new(move || {
-                let is_ready = metrics.state().ready(Instant::now()).is_ok();
-                metrics.metrics.ready.set(is_ready.into());
-                metrics.metrics.render(&metrics.plugin_calls)
-            }),
+            live: Box::new(move || for_live.state().check_live(Instant::now())),
+            ready: Box::new(move || for_ready.state().check_ready(Instant::now())),
+            metrics: Box::new(move || for_metrics.render_metrics()),
             status: Some(Box::new(move || {
-                body.state().body(Instant::now(), body.plugin_calls.counts())
+                let calls = for_status.plugin_calls.counts();
+                for_status.state().render_status(Instant::now(), calls)
             })),
         };
         admin::serve(address, handlers).map_err(|error| error.to_string())?;
         self.state().is_serving = true;
         Ok(())
+    }
+
+    fn render_metrics(&self) -> String {
+        let is_ready = self.state().check_ready(Instant::now()).is_ok();
+        self.metrics.ready.set(is_ready.into());
+        self.metrics.render(&self.plugin_calls)
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
@@ -141,21 +158,23 @@ impl Status {
 }
 
 impl State {
-    /// Returns the note that `/ready` adds to a response of 200, or why the node is not ready.
-    fn ready(&self, now: Instant) -> Result<Option<String>, String> {
+    /// Returns the note that `/ready` adds to a response of 200. Fails with the reason why the node
+    /// is not ready.
+    fn check_ready(&self, now: Instant) -> Result<Option<String>, String> {
         if let Some(signal) = self.stopped_by {
             return Err(format!("received {signal}"));
         }
-        self.recent(now)?;
+        self.check_recent(now)?;
         match &self.last_pass.not_ready {
             Some(why) => Err(why.clone()),
             None => Ok(self.last_pass.note.clone()),
         }
     }
 
-    /// Returns whether the main thread makes progress. Only a restart corrects stale mounts.
-    fn live(&self, now: Instant) -> Result<(), String> {
-        self.progressing(now)?;
+    /// Fails if only a restart of the agent helps: if the main thread makes no progress, or if the
+    /// mounts are stale.
+    fn check_live(&self, now: Instant) -> Result<(), String> {
+        self.check_progress(now)?;
         match self.last_pass.problem(&Subject::Mounts) {
             Some(why) => Err(why.to_owned()),
             None => Ok(()),
@@ -163,32 +182,32 @@ impl State {
     }
 
     /// Renders the body of `/status`.
-    fn body(&self, now: Instant, calls: PluginCounts) -> String {
-        let not_ready = self.ready(now).err();
+    fn render_status(&self, now: Instant, calls: PluginCounts) -> String {
+        let not_ready = self.check_ready(now).err();
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let ready = not_ready.is_none();
         let pod_copy = self.pod_copy.clone();
         let body =
             StatusBody { version, ready, not_ready, pod_copy, calls, ..self.last_pass.clone() };
-        // Maps with text keys cannot fail to serialize.
+        // Serializing cannot fail, because all maps in the body have strings as keys.
         serde_json::to_string(&body).unwrap_or_default()
     }
 
-    /// Fails if no pass has finished for three resync periods.
-    fn recent(&self, now: Instant) -> Result<(), String> {
+    /// Fails if no pass has finished for [`MAX_RESYNCS`] resync periods.
+    fn check_recent(&self, now: Instant) -> Result<(), String> {
         let age = now.saturating_duration_since(self.finished);
         if age <= self.resync * MAX_RESYNCS {
             return Ok(());
         }
         let seconds = age.as_secs();
-        match self.progressing(now) {
+        match self.check_progress(now) {
             Ok(()) => Err(format!("no reconcile pass has finished for {seconds} s")),
             Err(why) => Err(format!("no reconcile pass has finished for {seconds} s: {why}")),
         }
     }
 
-    /// Fails if the pass that runs now takes too long.
-    fn progressing(&self, now: Instant) -> Result<(), String> {
+    /// Fails if the present pass is stuck.
+    fn check_progress(&self, now: Instant) -> Result<(), String> {
         let Some(since) = self.running_since else {
             return Ok(());
         };
@@ -214,22 +233,23 @@ mod tests {
     #[test]
     fn a_pass_is_recent_for_three_resync_periods_and_stuck_after_a_minute() {
         let status = Status::new(10 * SECOND);
-        let mut passes = status.state();
-        let start = passes.finished;
-        assert_eq!(passes.recent(start + 30 * SECOND), Ok(()));
+        let mut state = status.state();
+        let start = state.finished;
+        assert_eq!(state.check_recent(start + 30 * SECOND), Ok(()));
         let why = "no reconcile pass has finished for 31 s";
-        assert_eq!(passes.recent(start + 31 * SECOND), Err(why.into()));
-        passes.running_since = Some(start + 31 * SECOND);
-        assert_eq!(passes.recent(start + 31 * SECOND), Err(why.into()));
-        (passes.finished, passes.running_since) = (start + 32 * SECOND, None);
-        assert_eq!(passes.recent(start + 62 * SECOND), Ok(()));
-        assert!(passes.recent(start + 63 * SECOND).is_err());
-        // The agent can be stuck only during a pass.
-        assert_eq!(passes.progressing(start + 1000 * SECOND), Ok(()));
-        passes.running_since = Some(start + 1000 * SECOND);
-        assert_eq!(passes.progressing(start + 1060 * SECOND), Ok(()));
+        assert_eq!(state.check_recent(start + 31 * SECOND), Err(why.into()));
+        state.running_since = Some(start + 31 * SECOND);
+        assert_eq!(state.check_recent(start + 31 * SECOND), Err(why.into()));
+        state.finished = start + 32 * SECOND;
+        state.running_since = None;
+        assert_eq!(state.check_recent(start + 62 * SECOND), Ok(()));
+        assert!(state.check_recent(start + 63 * SECOND).is_err());
+        // Between passes the agent cannot be stuck.
+        assert_eq!(state.check_progress(start + 1000 * SECOND), Ok(()));
+        state.running_since = Some(start + 1000 * SECOND);
+        assert_eq!(state.check_progress(start + 1060 * SECOND), Ok(()));
         let why = "a reconcile pass has been running for 61 s; check the node's file systems";
-        assert_eq!(passes.progressing(start + 1061 * SECOND), Err(why.into()));
+        assert_eq!(state.check_progress(start + 1061 * SECOND), Err(why.into()));
     }
 
     #[test]
@@ -245,7 +265,7 @@ mod tests {
         };
         let redirects = BTreeMap::from([("nft".into(), 3)]);
         let calls = PluginCounts { redirects, ..PluginCounts::default() };
-        let text = status.state().body(Instant::now(), calls);
+        let text = status.state().render_status(Instant::now(), calls);
         let version = env!("CARGO_PKG_VERSION");
         assert_eq!(
             text,

@@ -42,13 +42,14 @@ use judge::{ConfigsReconciled, Installed, Judgement, Verified};
 use other_agent::{KeptFiles, OtherAgents};
 use plugin_token::TokenSource;
 
-/// Reconciles the host. Decides from the files found in each pass; what it remembers between
-/// passes only saves work, log lines and writes under contention.
+/// Reconciles the host. Each pass decides from the files that it finds. What is remembered between
+/// passes only saves work, repeated log lines, and writes under contention.
 pub struct Reconciler {
     pub settings: Arc<Settings>,
     pub status: Arc<Status>,
     pub api: Arc<ApiHandle>,
-    /// A newer agent of this project replaces the socket's file. This agent then yields.
+    /// Shows whether a newer agent of this project runs, to which this agent then yields: the newer
+    /// agent has replaced the file of the socket.
     pub record_socket: Arc<RecordSocket>,
     pub mounts: Mounts,
     entry: Entry,
@@ -61,7 +62,7 @@ pub struct Reconciler {
     token_source: TokenSource,
     other_agents: OtherAgents,
     entry_history: EntryHistory,
-    /// `None`: the settings do not require a self-test for readiness.
+    /// `None` if the settings do not require a self-test for readiness.
     self_test: Option<SelfTest>,
 }
 
@@ -95,15 +96,15 @@ impl Reconciler {
         }
     }
 
-    /// Runs one reconcile pass, and publishes its judgement together with the `findings` of the
-    /// main loop. Writes nothing to directories that are no longer the node's.
+    /// Runs one reconcile pass, and reports its judgement together with the `findings` of the main
+    /// loop. Writes nothing if a mounted directory is no longer the node's.
     pub fn pass(&mut self, findings: Vec<(Subject, Finding)>) -> Judgement {
         let mut judgement = match self.mounts.stale() {
             Some(why) => judge::judge_stale_mounts(why),
             None => self.reconcile(),
         };
         judgement.add(findings);
-        self.publish(&judgement);
+        self.report(&judgement);
         judgement
     }
 
@@ -111,46 +112,50 @@ impl Reconciler {
     fn reconcile(&mut self) -> Judgement {
         let settings = Arc::clone(&self.settings);
         let node = &settings.node;
-        // A newer agent that has ended leaves its records to this one.
+        // If a newer agent has ended and removed its socket, this agent receives the records again.
         self.record_socket.reopen_missing();
         let lock = self.node_lock.take();
         let observed = Observed::read(node);
-        let kept = self.kept_files(&observed);
+        let kept = self.decide_kept_files(&observed);
         let is_stopping = self.status.state().stopped_by.is_some();
         let token = self.token_source.token(&settings, &self.api, &observed);
         let decision =
             kubeconfig::decide(&settings, &self.api, is_stopping, kept.agent, &token, &observed);
-        // An agent that gets no token leaves an empty node as it was.
+        // Nothing is installed on an empty node until there is a token for the plugin.
         let lacks_token = is_stopping || token.text.is_err();
         let is_deferred = lacks_token && observed.is_empty() && !observed.has_plugin;
 
-        let (text, writer) = (decision.text(), &mut self.writer);
+        let desired = decision.text_to_write();
+        let writer = &mut self.writer;
         let upstream = &mut self.other_agents.upstream_kubeconfig;
         let host_name =
-            install::kubeconfig::replace_host_name(node, &observed, text, upstream, writer);
+            install::kubeconfig::replace_host_name(node, &observed, desired, upstream, writer);
         let mut binaries = StepOutcome::default();
         if !is_deferred && host_name != HostName::Stays {
-            let keeps_others = kept.agent.is_some();
+            let keeps_other_binaries = kept.agent.is_some();
             let run_check = &mut self.run_check;
             binaries = install::binaries::install(
                 node,
                 &observed,
-                keeps_others,
+                keeps_other_binaries,
                 &mut self.binaries,
                 run_check,
                 writer,
             );
-            // An upstream plugin has proven by its pods that it runs, and may need the node's libc.
+            // The plugin of an upstream agent is not run here. It may need the node's libc, and the
+            // pods that it has started show that it can be run.
             if binaries.problem.is_none() && kept.agent != Some(OtherAgent::Upstream) {
                 install::binaries::check_installed(node, &observed, run_check, &mut binaries);
             }
         }
-        let kubeconfig = install::kubeconfig::install(node, text, upstream, writer);
-        // Chains also with a rejected token: otherwise meshed pods start without redirect rules.
+        let kubeconfig = install::kubeconfig::install(node, desired, upstream, writer);
+        // The token in the kubeconfig does not matter here. Even if the API server rejects it, the
+        // plugin is chained, because without the plugin meshed pods start without redirect rules.
         let has_kubeconfig = decision.missing().is_none() && kubeconfig.problem.is_none();
         let can_chain = !is_deferred && binaries.problem.is_none() && has_kubeconfig;
-        let is_newer = kept.agent == Some(OtherAgent::Newer);
-        let configs = self.reconcile_configs(observed, is_newer, can_chain, lock.is_exclusive);
+        let newer_agent_runs = kept.agent == Some(OtherAgent::Newer);
+        let configs =
+            self.reconcile_configs(observed, newer_agent_runs, can_chain, lock.is_exclusive);
         drop(lock);
 
         let contended = self.writer.contended(Instant::now());
@@ -165,28 +170,29 @@ impl Reconciler {
             contended,
         };
         let verified = self.verify(&installed);
-        self.count(&installed, &verified);
+        self.report_writes(&installed, &verified);
         judge::judge(&installed, &verified)
     }
 
-    /// Returns whether an agent may have installed anything on the node. A directory that cannot be
-    /// read, or is no longer mounted, may have a plugin entry.
+    /// Returns whether an agent may have installed anything on the node. If the net dir cannot be
+    /// read, or is no longer the node's, it may have a plugin entry.
     pub fn is_installed(&self) -> bool {
         self.mounts.stale_net_dir().is_some() || !Observed::read(&self.settings.node).is_empty()
     }
 
-    /// Restores the kubeconfig of an upstream agent that chains the plugin. Returns whether one
+    /// Restores the kubeconfig of an upstream agent if one chains the plugin. Returns whether one
     /// does.
     pub fn restore_upstream_kubeconfig(&self) -> bool {
         self.other_agents.restore_upstream_kubeconfig(&self.settings.node, &self.entry)
     }
 
-    /// Returns the other agent whose plugin binary and kubeconfig stay in use.
-    fn kept_files(&mut self, observed: &Observed) -> KeptFiles {
+    /// Decides whether the plugin binary and the kubeconfig of another agent stay in use.
+    fn decide_kept_files(&mut self, observed: &Observed) -> KeptFiles {
         let OtherAgents { upstream_kubeconfig, .. } = &mut self.other_agents;
-        // Upstream's agent writes its kubeconfig before its plugin entry.
+        // An equal plugin entry with another text may be upstream's only if upstream's kubeconfig
+        // was found: upstream's agent writes its kubeconfig before its plugin entry.
         self.entry.is_exact = upstream_kubeconfig.remember(&self.settings.node.kubeconfig());
-        self.other_agents.kept_files(
+        self.other_agents.decide_kept_files(
             &self.settings,
             self.record_socket.newer_agent_runs(),
             &mut self.binaries,
@@ -195,13 +201,13 @@ impl Reconciler {
         )
     }
 
-    /// Keeps the plugin entry in the network configs correct, of this agent or of another. Writes
-    /// only if binary and kubeconfig are in place (`can_chain`). `is_newer`: the files of a newer
-    /// agent stay in use. `is_locked`: no other agent of this project writes at the same time.
+    /// Keeps the plugin entry in the network configs correct, which may be the entry of this agent
+    /// or of another. Writes only if binary and kubeconfig are in place (`can_chain`). `is_locked`
+    /// says that no other agent of this project writes at the same time.
     fn reconcile_configs(
         &mut self,
         observed: Observed,
-        is_newer: bool,
+        newer_agent_runs: bool,
         can_chain: bool,
         is_locked: bool,
     ) -> ConfigsReconciled {
@@ -220,16 +226,19 @@ impl Reconciler {
         let mut yielded = None;
         if can_chain && !self.leftovers.is_complete() {
             leftovers = self.leftovers.attempt(node);
+            // Some of the network configs may have been leftovers.
             configs.retain(|file| node.net_dir.join(&file.name).symlink_metadata().is_ok());
         }
         if can_chain {
-            yielded = self.other_agents.decide_entry_in_use(node, is_newer, &self.entry, &configs);
+            let own = &self.entry;
+            yielded = self.other_agents.decide_entry_in_use(node, newer_agent_runs, own, &configs);
         }
         let chaining = Chaining {
             settings: node,
             own: &self.entry,
             yielded: yielded.as_ref().map(|yielded| &yielded.entry),
-            is_left_to_newer_agent: is_newer && self.has_usable_entry(&configs, &observed.saved),
+            is_left_to_newer_agent: newer_agent_runs
+                && self.has_usable_entry(&configs, &observed.saved),
             can_chain,
             is_locked,
             bin_dir: self.bin_dir.check(node, settings.require_network_plugins, &configs),
@@ -255,8 +264,8 @@ impl Reconciler {
         let node = &self.settings.node;
         let mut token = None;
         if kubeconfig.problem.is_none() {
-            let is_new = installed.wrote_kubeconfig();
-            token = kubeconfig::check_token(&self.settings, &self.api, decision, is_new);
+            let was_written = installed.wrote_kubeconfig();
+            token = kubeconfig::check_token(&self.settings, &self.api, decision, was_written);
         }
         Verified {
             self_test: verify::self_test(&mut self.self_test, node, &self.entry, installed),
@@ -266,15 +275,16 @@ impl Reconciler {
         }
     }
 
-    /// Counts what a pass did in the metrics, and posts an Event for new contention.
-    fn count(&mut self, installed: &Installed, verified: &Verified) {
+    /// Reports in the metrics what a pass has written and verified. Posts an Event for new
+    /// contention.
+    fn report_writes(&mut self, installed: &Installed, verified: &Verified) {
         let Installed { token, binaries, kubeconfig, host_name, configs, contended, .. } =
             installed;
         let metrics = &self.status.metrics;
         metrics.token_request_failed.set(token.request_error.is_some().into());
         metrics.binary_writes.inc_by(binaries.writes);
-        let replaced = u64::from(*host_name == HostName::Replaced);
-        metrics.kubeconfig_writes.inc_by(replaced + kubeconfig.writes);
+        let host_name_writes = u64::from(*host_name == HostName::Replaced);
+        metrics.kubeconfig_writes.inc_by(host_name_writes + kubeconfig.writes);
         let writes = &configs.outcome.writes;
         metrics.conflist_writes.inc_by(writes.len() as u64);
         metrics.plugin_entry_restores.inc_by(self.entry_history.count_restores(writes));
@@ -298,9 +308,9 @@ impl Reconciler {
         self.status.metrics.conflist_without_entry_seconds.inc_by(time.as_secs_f64());
     }
 
-    /// Publishes the judgement of a pass: for `/ready` and `/status`, in the metrics and for the
-    /// startup taint.
-    fn publish(&self, judgement: &Judgement) {
+    /// Reports the judgement of a pass in the metrics, in `/ready` and in `/status`, and to the
+    /// thread that removes the startup taint.
+    fn report(&self, judgement: &Judgement) {
         let metrics = &self.status.metrics;
         metrics.contention_active.set((!judgement.status.contended.is_empty()).into());
         metrics.reconcile.inc();
@@ -310,14 +320,15 @@ impl Reconciler {
         if self.status.state().stopped_by.is_some() {
             return;
         }
-        // Warnings do not keep the startup taint, because some are permanent.
-        self.api.pass_finished(judgement.status.not_ready.as_deref());
-        self.status.publish(judgement.status.clone());
+        // `not_ready` says nothing about warnings. So the startup taint is removed in spite of
+        // them: some warnings are permanent.
+        self.api.record_pass(judgement.status.not_ready.as_deref());
+        self.status.set_last_pass(judgement.status.clone());
     }
 }
 
-/// Returns a writer with which `/ready` reports not ready from before a write to the end of the
-/// pass.
+/// Returns a writer that makes the node not ready before each write. `/ready` then reports the file
+/// until the end of the pass.
 fn limited_writer(status: &Arc<Status>) -> LimitedWriter {
     let status = Arc::clone(status);
     LimitedWriter::new(move |file| {

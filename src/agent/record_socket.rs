@@ -4,8 +4,9 @@
 //! If several agents run on a node, the agent that started last owns the socket: see
 //! [`newer_agent`].
 //!
-//! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
-//! bounded queue, which the agent reads at a limited rate.
+//! The plugin never waits for the agent: if the kernel's queue of the socket is full, the record is
+//! lost. The agent reads this queue at a limited rate, so that a program that floods the socket
+//! does not keep the agent busy.
 
 mod flood_limit;
 mod newer_agent;
@@ -23,7 +24,7 @@ use std::time::Duration;
 use tracing::{error, info, warn};
 
 use flood_limit::FloodLimit;
-use newer_agent::{OwnedSocket, device_and_inode, is_read, net_dir_path};
+use newer_agent::{OwnedSocket, device_and_inode, has_reader, net_dir_path};
 
 use super::api_thread::ApiHandle;
 use super::file_watch::Waker;
@@ -34,15 +35,17 @@ use crate::record::{Record, SIZE_LIMIT};
 
 /// Longest time between two checks that the socket's path still leads to this socket.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Wait after the socket could not be created or read.
+/// Wait before the next attempt if the socket could not be created or read.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The socket for plugin records, and the thread that reads it.
 pub struct RecordSocket {
     path: PathBuf,
-    /// Path of the socket of an agent without a run dir, if this agent has one.
+    /// Path of the socket that an agent without a run dir uses. `None` if this agent has no run
+    /// dir, because `path` is that path then.
     net_dir_path: Option<PathBuf>,
-    /// Another process read the socket that this agent replaced at its start.
+    /// Whether an older agent was running when this one started: another process read the socket
+    /// that this agent replaced.
     pub older_agent_ran: bool,
     status: Arc<Status>,
     api: Arc<ApiHandle>,
@@ -53,15 +56,16 @@ pub struct RecordSocket {
 
 #[derive(Default)]
 struct State {
-    stopped: bool,
+    is_stopped: bool,
     own: Option<OwnedSocket>,
-    /// The socket that this agent took over at `net_dir_path`. No plugin sends to it.
+    /// The socket with which this agent has replaced that of an agent without a run dir. The plugin
+    /// of this agent does not send records to it, so it is not read.
     taken_over: Option<OwnedSocket>,
 }
 
 impl RecordSocket {
-    /// Creates the socket, and starts the reading thread. `api` checks the token when a record
-    /// reports that the API server rejected the plugin's token.
+    /// Creates the socket, and starts the thread that reads records. `api` checks the token if a
+    /// record reports that the API server rejected the plugin's token.
     pub fn start(
         settings: &Settings,
         status: &Arc<Status>,
@@ -70,8 +74,8 @@ impl RecordSocket {
     ) -> io::Result<Arc<RecordSocket>> {
         let node = &settings.node;
         let (path, net_dir_path) = (node.record_socket(), net_dir_path(node));
-        let receiver = Arc::new(RecordSocket {
-            older_agent_ran: is_read(&path) || net_dir_path.as_deref().is_some_and(is_read),
+        let record_socket = Arc::new(RecordSocket {
+            older_agent_ran: has_reader(&path) || net_dir_path.as_deref().is_some_and(has_reader),
             path,
             net_dir_path,
             status: Arc::clone(status),
@@ -79,23 +83,24 @@ impl RecordSocket {
             state: Mutex::default(),
             waker,
         });
-        // Binds before the first reconcile pass, so that an older agent sees this agent before it
-        // can overwrite this agent's files. The thread retries and reports a failure.
-        *receiver.state() = State {
-            stopped: false,
-            own: OwnedSocket::bind(&receiver.path).ok(),
-            taken_over: receiver.take_over(),
+        // The socket is created before the first reconcile pass. So an older agent sees that this
+        // one runs before it can overwrite the files of this one. An error is ignored here, because
+        // the thread tries again and reports the error.
+        *record_socket.state() = State {
+            is_stopped: false,
+            own: OwnedSocket::bind(&record_socket.path).ok(),
+            taken_over: record_socket.take_over(),
         };
-        let reader = Arc::clone(&receiver);
+        let for_thread = Arc::clone(&record_socket);
         let thread = thread::Builder::new().name("records".into()).stack_size(128 << 10);
-        thread.spawn(move || reader.run())?;
-        Ok(receiver)
+        thread.spawn(move || for_thread.receive_records())?;
+        Ok(record_socket)
     }
 
     /// Replaces the socket of an agent without a run dir, if such an agent runs.
     fn take_over(&self) -> Option<OwnedSocket> {
         let path = self.net_dir_path.as_ref()?;
-        if !is_read(path) {
+        if !has_reader(path) {
             return None;
         }
         OwnedSocket::bind(path).ok()
@@ -104,7 +109,7 @@ impl RecordSocket {
     /// Stops reading and removes the socket, unless another agent has replaced it.
     pub fn stop(&self) {
         let mut state = self.state();
-        state.stopped = true;
+        state.is_stopped = true;
         for socket in state.own.iter().chain(&state.taken_over) {
             if socket.is_in_place()
                 && let Err(error) = files::remove(&socket.path)
@@ -114,8 +119,8 @@ impl RecordSocket {
         }
     }
 
-    /// Reads records until the socket is stopped. Waits after an error, and then tries again.
-    fn run(&self) {
+    /// Receives records until the socket is stopped. Waits after an error, and then tries again.
+    fn receive_records(&self) {
         let mut flood_limit = FloodLimit::new();
         let mut buffer = vec![0; SIZE_LIMIT + 1];
         let mut last_problem = None;
@@ -127,13 +132,13 @@ impl RecordSocket {
             };
             let problem = match &received {
                 Ok(_) => None,
-                // No record has arrived.
+                // No record has arrived within the receive time-out, which is normal.
                 Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => None,
                 Err(error) => Some(error.to_string()),
             };
             log_change(last_problem.as_deref(), problem.as_deref());
             if let Ok(length) = received {
-                self.receive(&buffer[..length]);
+                self.report(&buffer[..length]);
                 flood_limit.wait_after_record();
             } else if problem.is_some() {
                 thread::sleep(RETRY);
@@ -142,23 +147,23 @@ impl RecordSocket {
         }
     }
 
-    /// Creates the socket at once if its file is missing, as when a newer agent has ended. The
-    /// reading thread would do so only when its wait for a record ends.
+    /// Creates the socket again if its file is missing, for example because a newer agent has ended
+    /// and removed it. The thread would do this too, but only after its wait for a record.
     pub fn reopen_missing(&self) {
         let mut state = self.state();
-        if state.stopped || self.path.symlink_metadata().is_ok() {
+        if state.is_stopped || self.path.symlink_metadata().is_ok() {
             return;
         }
-        // The reading thread reports a failure.
+        // An error is ignored here, because the thread tries again and reports the error.
         let Ok(socket) = OwnedSocket::bind(&self.path) else { return };
-        if let Some(former) = state.own.replace(socket) {
-            // Ends the wait of the reading thread.
-            let _ = former.socket.shutdown(Shutdown::Both);
+        if let Some(replaced) = state.own.replace(socket) {
+            // This ends the thread's wait for a record on the old socket.
+            let _ = replaced.socket.shutdown(Shutdown::Both);
         }
     }
 
-    /// Returns whether an agent of this project that started after this one runs on this node: the
-    /// path leads to a socket that another process reads.
+    /// Returns whether an agent of this project runs on this node that started after this one. If
+    /// so, one of the paths leads to a socket that another process reads.
     pub fn newer_agent_runs(&self) -> bool {
         let state = self.state();
         if state.own.as_ref().is_some_and(OwnedSocket::is_replaced) {
@@ -166,26 +171,28 @@ impl RecordSocket {
         }
         let Some(path) = &self.net_dir_path else { return false };
         let taken_over = state.taken_over.as_ref().and_then(|socket| socket.file);
-        device_and_inode(path) != taken_over && is_read(path)
+        device_and_inode(path) != taken_over && has_reader(path)
     }
 
-    /// Returns the socket, and recreates it if its path is missing or leads to a socket that no
-    /// process reads. Returns `None` once stopped.
+    /// Returns the socket. Creates the socket again if its path is missing or leads to a socket
+    /// that no process reads. Returns `None` once the socket is stopped.
     fn open_socket(&self) -> Result<Option<Arc<UnixDatagram>>, files::Error> {
         let mut state = self.state();
-        if state.stopped {
+        if state.is_stopped {
             return Ok(None);
         }
         if !state.own.as_ref().is_some_and(|own| own.is_in_place() || own.is_replaced()) {
             state.own = Some(OwnedSocket::bind(&self.path)?);
-            // The reconciler may have yielded to the agent whose socket this one replaces.
+            // A newer agent may have owned the path until it ended. The reconciler then still
+            // yields to it, and has to decide anew.
             self.waker.wake();
         }
         Ok(state.own.as_ref().map(|own| Arc::clone(&own.socket)))
     }
 
-    /// Counts, logs and reports one record.
-    fn receive(&self, bytes: &[u8]) {
+    /// Counts and logs the record in `bytes`, and reports it in Events. Ignores bytes that are not
+    /// a record.
+    fn report(&self, bytes: &[u8]) {
         let Some(record) = Record::parse(bytes) else { return };
         self.status.plugin_calls.count(&record);
         self.api.report_failure(&record);

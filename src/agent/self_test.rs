@@ -28,7 +28,8 @@ const INTERFACE: &str = "eth0";
 /// First and longest wait before the self-test reruns after a failure.
 const RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// What a self-test covers: the plugin binary in `dir`, on the host or in the image, and the entry.
+/// What a self-test tests: the plugin binary in the directory `dir`, which is on the host or in the
+/// image, and the plugin entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestedPlugin {
     pub dir: PathBuf,
@@ -41,7 +42,7 @@ pub struct TestedPlugin {
 pub enum TestOutcome {
     /// Each call succeeded and each connection was redirected.
     Passed(String),
-    /// The self-test cannot run on this node. Says nothing about the plugin.
+    /// The self-test cannot run on this node, so nothing is known about the plugin.
     Skipped(String),
     Failed(String),
 }
@@ -51,7 +52,9 @@ pub struct SelfTest {
     settings: Arc<Settings>,
     status: Arc<Status>,
     waker: Waker,
+    /// The self-test that runs now, and where its outcome arrives.
     running: Option<(TestedPlugin, Receiver<TestOutcome>)>,
+    /// The last self-test that has ended, and its outcome.
     last: Option<(TestedPlugin, TestOutcome)>,
     retry: Backoff,
     rerun_at: Instant,
@@ -70,10 +73,10 @@ impl SelfTest {
         }
     }
 
-    /// Returns the last outcome for `plugin`; `None` if its first self-test has not ended. Starts a
-    /// self-test if there is no outcome yet, or if a failed one is to be repeated now.
+    /// Returns the last outcome for `plugin`. `None` if its first self-test has not ended. Starts a
+    /// self-test if there is no outcome yet, or if a failed self-test is to be repeated now.
     pub fn outcome(&mut self, plugin: TestedPlugin) -> Option<&TestOutcome> {
-        self.finish();
+        self.collect_outcome();
         let is_due = match self.last_outcome(&plugin) {
             None => true,
             Some(TestOutcome::Failed(_)) => self.rerun_at <= Instant::now(),
@@ -92,8 +95,8 @@ impl SelfTest {
         }
     }
 
-    /// Starts a self-test of the plugin in `dir` on a new thread. A panic of the thread, or a
-    /// thread that cannot be started, drops the sender.
+    /// Starts a self-test of the plugin in `dir` on a new thread. If the thread panics or cannot be
+    /// started, the sender is dropped, and the receiver returns an error.
     fn start(&self, dir: PathBuf) -> Receiver<TestOutcome> {
         let (sender, outcome) = mpsc::sync_channel(1);
         let (settings, waker) = (Arc::clone(&self.settings), self.waker.clone());
@@ -105,8 +108,8 @@ impl SelfTest {
         outcome
     }
 
-    /// Counts, logs and remembers the outcome of the self-test that has ended since the last call.
-    fn finish(&mut self) {
+    /// Counts, logs and remembers the outcome of the running self-test, if it has ended.
+    fn collect_outcome(&mut self) {
         let Some((tested, receiver)) = &self.running else { return };
         let outcome = match receiver.try_recv() {
             Err(TryRecvError::Empty) => return,
@@ -124,10 +127,11 @@ impl SelfTest {
                 info!("self-test skipped, so readiness does not depend on it: {why}");
                 "skipped"
             }
-            // The reconcile pass logs a failure.
+            // A failure is not logged here, because the reconcile pass logs it.
             TestOutcome::Failed(_) => "failed",
         };
         self.status.metrics.count_self_test(label);
+        // The wait before a rerun grows only while the same plugin fails.
         let was_tested = self.last_outcome(tested).is_some();
         if !was_tested || !matches!(outcome, TestOutcome::Failed(_)) {
             self.retry.reset();

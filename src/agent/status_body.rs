@@ -1,4 +1,5 @@
-//! What the agent reports at `/status`, which `linkerd cni` reads through the API server. Pure.
+//! The body of `/status`, in which the agent reports its state. `linkerd cni` reads it through the
+//! API server. Pure.
 
 use std::collections::BTreeMap;
 
@@ -6,23 +7,25 @@ use serde::{Deserialize, Serialize};
 
 use super::subject::Subject;
 
-/// The JSON object of `/status`. A missing key has its default value, so that agents and
-/// `linkerd cni` of different versions understand each other.
+/// The JSON object of `/status`. The agent and `linkerd cni` may have different versions, so a
+/// missing key has its default value and an unknown key is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StatusBody {
     pub version: String,
     pub ready: bool,
     pub not_ready: Option<String>,
-    /// What `/ready` adds to a response of 200.
+    /// Note that `/ready` adds to a response of 200.
     pub note: Option<String>,
-    /// Name of the network config through which the runtime calls the plugin, if it does.
+    /// Name of the network config through which the runtime calls the plugin. `None` if it does not
+    /// call the plugin.
     pub conflist: Option<String>,
-    /// Expiry of the token in the kubeconfig, in seconds since 1970. `None`: unknown, or never.
+    /// Expiry of the token in the kubeconfig, in seconds since 1970. `None` if this is unknown, or
+    /// if the token never expires.
     pub token_expires: Option<u64>,
-    /// Each file that another program keeps overwriting: its subject, and what to do.
+    /// A text for each file that another program keeps overwriting: the subject, and what to do.
     pub contended: Vec<String>,
-    /// The node's copy of its pods. `None`: the agent does not watch them.
+    /// State of the node's copy of its pods. `None` if the agent does not watch the pods.
     pub pod_copy: Option<PodCopyStatus>,
     /// Problems and warnings of the last pass, by [`Subject::key`].
     pub problems: BTreeMap<String, String>,
@@ -48,13 +51,13 @@ pub fn problems_by_key(problems: BTreeMap<Subject, String>) -> BTreeMap<String, 
 pub struct PodCopyStatus {
     /// Number of pods that are published for the plugin.
     pub published: usize,
-    /// Whether the plugin waits for new pods there: the pods were listed, and the watch has not
-    /// failed twice in a row since.
+    /// Whether the plugin waits for a new pod to appear in the copy. It does if the pods were
+    /// listed and the watch has not failed twice in a row since.
     pub current: bool,
     /// Why the copy is not current, or why a pod is not published.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// Number of pods with a path around the proxy, by the label of the reason.
+    /// Number of pods with a path around the proxy, by the label of the reason for the path.
     pub bypasses: BTreeMap<String, usize>,
 }
 
@@ -76,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_with_unknown_and_missing_keys_is_read() {
+    fn a_body_of_another_version_with_unknown_and_missing_keys_is_read() {
         let body: StatusBody = serde_json::from_str(r#"{"ready":true,"later":[1]}"#).unwrap();
         assert_eq!(body, StatusBody { ready: true, ..StatusBody::default() });
     }

@@ -3,17 +3,18 @@
 //! The agent uninstalls only on proof that its release is uninstalled or that this node is out of
 //! the DaemonSet's scope. The watch of its own pod ([`own_pod`](super::own_pod)) has usually shown
 //! who owns the pod and that it is being deleted. [`evidence`] gathers what the API server
-//! responds, and [`decision`] judges it. Without proof the agent repeats the requests until the
-//! pod's termination grace period is nearly over, and then leaves the plugin installed for the next
-//! agent.
+//! responds, and [`decision`] judges the evidence. Without proof the agent repeats the requests
+//! until the pod's termination grace period is nearly over, and then leaves the plugin installed
+//! for the next agent.
+//!
+//! Proof is required because the two possible mistakes differ in their harm. After a mistaken
+//! uninstall, meshed pods start without redirect rules. A plugin that stays by mistake can be
+//! removed with one command.
 //!
 //! If two agents run on the node, as in a rolling update, both may be stopped. An older agent with
-//! proof uninstalls when the newer one has ended and does not start again within seconds. A newer
-//! agent that started when its ServiceAccount was gone cannot get proof, and ends at once for the
-//! older one.
-//!
-//! After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays by
-//! mistake can be removed with one command.
+//! proof uninstalls once the newer one has ended and has not started again within seconds. A newer
+//! agent that started when its ServiceAccount was already gone cannot get proof. It ends at once,
+//! so that the older one need not wait.
 
 mod decision;
 mod evidence;
@@ -36,9 +37,10 @@ use decision::TIME_BESIDE_NEWER_AGENT;
 pub use decision::{Verdict, verdict};
 pub use evidence::{Evidence, Round, TokenFacts};
 
-/// Time reserved for the uninstall itself, before kubelet kills the agent.
+/// Part of the termination grace period that is reserved for the uninstall itself. The kubelet
+/// kills the agent at the end of that period.
 const UNINSTALL_TIME: Duration = Duration::from_secs(5);
-/// Shortest time in which to decide, for one round of requests.
+/// Shortest time to decide, which is enough for one round of requests.
 const SHORTEST_DECISION_TIME: Duration = Duration::from_secs(1);
 /// Time-out of each phase of a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -48,25 +50,26 @@ const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
 /// The decision whether to uninstall, while a thread sends the requests on which it depends.
 pub struct UninstallDecision {
     evidence: Evidence,
-    /// The rounds of the thread, and when each ended. `None` until
-    /// [`UninstallDecision::start_requests`].
+    /// Receives the result of each round of requests, and when the round ended. `None` until
+    /// [`UninstallDecision::start_requests`] is called.
     rounds: Option<Receiver<(Instant, Round)>>,
-    /// Why there was no proof after the last round.
+    /// Why there was no proof after the last round, as it was logged.
     last_doubt: String,
 }
 
 impl UninstallDecision {
-    /// Begins to gather evidence. `before` is what the agent's other requests have shown.
-    /// `older_agent_ran`: another agent ran on the node when this one started.
+    /// Returns a decision for which no requests have been sent yet. `history` is what the agent's
+    /// earlier requests have shown. `older_agent_ran` says whether another agent ran on the node
+    /// when this one started.
     pub fn new(
         settings: &Settings,
-        before: ApiHistory,
+        history: ApiHistory,
         older_agent_ran: bool,
     ) -> UninstallDecision {
         let begin = Instant::now();
         let evidence = Evidence {
             own_pod: OwnPod::default(),
-            before,
+            history,
             begin,
             end: begin + time_to_decide(settings.termination_grace),
             newer_agent_runs: false,
@@ -77,7 +80,7 @@ impl UninstallDecision {
         UninstallDecision { evidence, rounds: None, last_doubt: String::new() }
     }
 
-    /// Returns the time until the next verdict is due, whatever arrives until then.
+    /// Returns the time after which a verdict is due even if no further response arrives.
     pub fn time_left(&self) -> Duration {
         let (now, end) = (Instant::now(), self.evidence.end);
         if now < end {
@@ -86,17 +89,19 @@ impl UninstallDecision {
         (end + TIME_BESIDE_NEWER_AGENT).saturating_duration_since(now)
     }
 
-    /// Decides by the rounds so far. `own_pod` is what the API server has shown of the agent's pod.
+    /// Decides by the rounds of requests that have ended. `own_pod` is what the API server has
+    /// shown of the agent's pod.
     pub fn verdict(&mut self, newer_agent_runs: bool, own_pod: OwnPod) -> Verdict {
         self.evidence.newer_agent_runs = newer_agent_runs;
         if newer_agent_runs {
             self.evidence.newer_agent_seen = Some(Instant::now());
         }
         self.evidence.own_pod = own_pod;
-        while let Some(round) = self.rounds.as_ref().and_then(|rounds| rounds.try_recv().ok()) {
-            let when = round.0;
-            self.evidence.rounds.push(round);
-            let Verdict::AskAgain(why) = verdict(&self.evidence, when) else {
+        while let Some((ended_at, round)) = self.next_round() {
+            self.evidence.rounds.push((ended_at, round));
+            // Each round is judged at the time at which it ended. If it gives proof, later rounds
+            // are not considered, even if they have arrived already.
+            let Verdict::AskAgain(why) = verdict(&self.evidence, ended_at) else {
                 break;
             };
             if self.last_doubt != why {
@@ -107,8 +112,14 @@ impl UninstallDecision {
         verdict(&self.evidence, Instant::now())
     }
 
-    /// Starts a thread, once, that sends requests. Each response wakes the main loop. The thread is
-    /// never joined, so that a request that hangs does not delay the exit.
+    /// Returns the next round of requests that has ended, if there is one.
+    fn next_round(&self) -> Option<(Instant, Round)> {
+        self.rounds.as_ref()?.try_recv().ok()
+    }
+
+    /// Starts a thread that sends requests, unless the thread runs already. Each round of requests
+    /// wakes the main loop. Nobody waits for the end of the thread, so that a request that hangs
+    /// does not delay the end of the agent.
     pub fn start_requests(
         &mut self,
         settings: &Arc<Settings>,
@@ -120,18 +131,19 @@ impl UninstallDecision {
         }
         let seconds = self.evidence.end.duration_since(self.evidence.begin).as_secs();
         info!("asking the API server whether to uninstall, for at most {seconds} s");
-        let (send, rounds) = mpsc::channel();
+        let (sender, rounds) = mpsc::channel();
         self.rounds = Some(rounds);
-        let (settings, api) = (Arc::clone(settings), Arc::clone(api));
+        let settings = Arc::clone(settings);
+        let api = Arc::clone(api);
         thread::Builder::new()
             .name("stop".into())
-            .spawn(move || send_rounds(&settings, &api, &send, &waker))?;
+            .spawn(move || repeat_rounds(&settings, &api, &sender, &waker))?;
         Ok(())
     }
 }
 
-/// Sends rounds of requests until the receiver of `results` is gone.
-fn send_rounds(
+/// Sends rounds of requests, and their results to `results`, until the receiver is gone.
+fn repeat_rounds(
     settings: &Settings,
     api: &ApiHandle,
     results: &Sender<(Instant, Round)>,
@@ -147,8 +159,9 @@ fn send_rounds(
     }
 }
 
-fn time_to_decide(grace: Duration) -> Duration {
-    grace.saturating_sub(UNINSTALL_TIME).max(SHORTEST_DECISION_TIME)
+/// Returns the time to decide for this termination grace period.
+fn time_to_decide(grace_period: Duration) -> Duration {
+    grace_period.saturating_sub(UNINSTALL_TIME).max(SHORTEST_DECISION_TIME)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What a problem is about: the first words of its log line and of its text in `/ready`, and its
-//! key in `/status`. Pure.
+//! The subjects of problems. The log line of a problem and its text in `/ready` begin with the
+//! subject, and its key in `/status` identifies the subject. Pure.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub enum Subject {
     ServerAddress,
     /// The request for a new token of the plugin.
     TokenRequest,
-    /// What an agent that died left on the node.
+    /// Files that a dead agent has left on the node.
     Leftovers,
     /// The original network configs, kept for uninstall.
     SavedState,
@@ -56,8 +56,8 @@ impl Subject {
         }
     }
 
-    /// Returns the key in `/status`, which does not change with the words of log lines: `linkerd
-    /// cni` may be of another version than the agent.
+    /// Returns the key in `/status`. It differs from the words in log lines, which may change
+    /// between versions: `linkerd cni` may have another version than the agent.
     pub fn key(&self) -> String {
         let key = match self {
             Subject::Mounts => "mounts",

@@ -1,18 +1,21 @@
-//! Decides when to yield to another agent on this node: to keep its plugin entry until it ends.
+//! Decides when to yield to another agent on this node. To yield means to leave the plugin entry of
+//! the other agent in the network configs until that agent ends.
 //!
-//! Two agents run side by side while a rolling update surges. If both insisted on their own plugin
-//! entry, neither would become ready and the rollout would never end. So this agent yields
-//! - to a newer agent of this project, for as long as that agent runs. The record socket shows
-//!   both. That agent's plugin binary and kubeconfig stay in use, too.
-//! - to an upstream agent, which restores its plugin entry within milliseconds, whoever overwrites
-//!   it. An upstream agent never notices a replaced plugin binary or kubeconfig, so this agent
-//!   installs its own, unless the API server has a host name, which only upstream's plugin
-//!   resolves.
+//! Two agents run side by side during a rolling update with `maxSurge`. If both insisted on their
+//! own plugin entry, neither would become ready and the rollout would never end. So this agent
+//! yields
+//! - to a newer agent of this project, as long as that agent runs. The record socket shows whether
+//!   there is one. Its plugin binary and kubeconfig stay in use, too.
+//! - to an upstream agent, which restores its plugin entry within milliseconds after any change. An
+//!   upstream agent does not notice that its plugin binary or its kubeconfig was replaced, so this
+//!   agent installs its own. It does not if the API server has a host name, because only upstream's
+//!   plugin resolves names.
 //!
-//! An upstream agent that died leaves the same plugin entry as one that runs. Only overwriting the
-//! entry tells them apart, so from time to time this agent writes its own entry.
+//! The plugin entry does not show whether the upstream agent that wrote it still runs. This agent
+//! finds out by overwriting the entry, because a running agent restores it. So it writes its own
+//! entry from time to time.
 //!
-//! This agent does not yield to another program that removes the plugin entry: that is contention.
+//! This agent does not yield to a program that removes the plugin entry. That is contention.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +31,7 @@ use crate::conflist::saved_state::SavedState;
 /// Time within which an upstream agent restores its plugin entry, also on a busy node.
 pub const RESTORED_WITHIN: Duration = Duration::from_secs(2);
 
-/// The agent whose files stay in use: its entry, or in a pass also its binary and kubeconfig.
+/// Another agent on the node, whose files stay in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherAgent {
     /// An agent of this project that started after this one.
@@ -56,24 +59,26 @@ impl OtherAgent {
 pub struct Yielding {
     /// Longest time to yield to an upstream agent before this agent writes its own entry again.
     period: Duration,
-    /// This agent's entry was found, or its write was requested, in the last pass that found an
-    /// entry. If an upstream entry follows, an upstream agent runs.
-    was_chained: bool,
-    /// When this agent last wrote its entry over an upstream one.
-    tried: Option<Instant>,
-    /// When this agent stops yielding and tries to write its own plugin entry.
+    /// Whether this agent's own entry was found, or was to be written, in the last pass that found
+    /// an entry at all. If the next pass finds an upstream entry instead, an upstream agent runs.
+    had_own_entry: bool,
+    /// When this agent last wrote its own entry over an upstream one, to find out whether the
+    /// upstream agent restores it.
+    tried_at: Option<Instant>,
+    /// When this agent stops yielding to an upstream agent and writes its own entry. `None` if it
+    /// does not yield to one.
     pub until: Option<Instant>,
 }
 
 impl Yielding {
     pub fn new(period: Duration) -> Yielding {
-        Yielding { period, was_chained: false, tried: None, until: None }
+        Yielding { period, had_own_entry: false, tried_at: None, until: None }
     }
 
-    /// Returns the plugin entry to yield to, among the network configs `found`. `None`: the
-    /// agent's `own` entry belongs in the network configs, and the caller writes it.
-    /// `kubeconfig` is the path on the host of the kubeconfig that this agent keeps correct, `mode`
-    /// this agent's chain mode.
+    /// Returns the plugin entry of another agent, in one of the network configs `found`, to which
+    /// this agent yields. `None` if this agent does not yield. Then the caller has to write the
+    /// `own` entry. `kubeconfig` is the path on the host of the kubeconfig that this agent keeps
+    /// correct. `mode` is this agent's chain mode.
     pub fn choose(
         &mut self,
         own: &Entry,
@@ -84,19 +89,20 @@ impl Yielding {
         now: Instant,
     ) -> Option<(OtherAgent, Entry)> {
         let installed = if mode.only_config().is_some() && !newer_agent_runs {
-            // Only the file of this mode counts: an upstream agent that ended may have left its
-            // entry in other files.
+            // An entry in other files than that of this mode does not count, because an upstream
+            // agent that has ended may have left it.
             plan::chained_config(mode, found)
         } else {
             plan::installed_config(&ChainMode::Every, found)
         };
-        let Some(entry) = installed.and_then(|file| entry_of(file, kubeconfig)) else {
-            // Without an entry no upstream agent runs: it would restore its entry at once.
-            self.tried = None;
+        let Some(entry) = installed.and_then(|file| entry_in(file, kubeconfig)) else {
+            // There is no entry, so no upstream agent runs: it would have restored its entry at
+            // once.
+            self.tried_at = None;
             return None;
         };
         if own.matches(entry.text()) {
-            self.was_chained = true;
+            self.had_own_entry = true;
             self.until = None;
             return None;
         }
@@ -104,40 +110,42 @@ impl Yielding {
             return None;
         }
         if newer_agent_runs {
-            self.was_chained = false;
+            self.had_own_entry = false;
             return Some((OtherAgent::Newer, entry));
         }
-        // An older agent of this project yields to this one.
+        // The entry is that of an older agent of this project. Such an agent yields to this one.
         if !own.is_foreign(entry.text()) {
             return None;
         }
-        if std::mem::take(&mut self.was_chained) {
+        if std::mem::take(&mut self.had_own_entry) {
+            // An upstream agent has just replaced this agent's entry, so it runs.
             self.until = Some(now + between(self.period * 2 / 3, self.period));
         }
         if self.until.is_some_and(|until| now < until) {
             return Some((OtherAgent::Upstream, entry));
         }
+        // It is not known whether the upstream agent still runs, so the caller overwrites its
+        // entry.
         self.until = None;
-        self.was_chained = true;
-        self.tried = Some(now);
+        self.had_own_entry = true;
+        self.tried_at = Some(now);
         None
     }
 
-    /// Whether an upstream agent may still restore the entry that this agent replaced.
+    /// Returns whether an upstream agent may still restore the entry that this agent has replaced.
     pub fn is_trying(&self, now: Instant) -> bool {
-        self.tried.is_some_and(|tried| now < tried + RESTORED_WITHIN)
+        self.tried_at.is_some_and(|tried_at| now < tried_at + RESTORED_WITHIN)
     }
 }
 
-/// Returns whether a usable plugin entry is installed, so that this agent may leave all writes to a
-/// newer agent that runs. If both agents wrote, each would remove the other's entries, as this
-/// agent does not know the newer agent's chain mode.
+/// Returns whether a usable plugin entry is installed. If so, this agent leaves all writes to the
+/// newer agent that runs. If both agents wrote, each would remove the other's entries, because this
+/// agent does not know the newer agent's chain mode. If no usable entry is installed, this agent
+/// has to write one, because the newer agent may be unable to chain the plugin.
 ///
-/// An entry that the runtime does not call in this agent's `mode` counts only
+/// If the runtime does not call the entry in this agent's `mode`, the entry counts only
 /// - if the newer agent chains no other file, as the `saved` state says, or
 /// - if the runtime calls no network config at all.
-///
-/// In all other cases the newer agent may be unable to chain the plugin.
 pub fn usable_entry_is_installed(
     own: &Entry,
     kubeconfig: &str,
@@ -145,8 +153,8 @@ pub fn usable_entry_is_installed(
     found: &[ConfigFile],
     saved: &SavedState,
 ) -> bool {
-    if let Some(only) = saved.only_config.clone()
-        && let Some(file) = plan::chained_config(&ChainMode::Only(only), found)
+    if let Some(name) = saved.only_config.clone()
+        && let Some(file) = plan::chained_config(&ChainMode::Only(name), found)
     {
         return has_usable_entry(file, own, kubeconfig);
     }
@@ -160,30 +168,32 @@ pub fn usable_entry_is_installed(
     installed.is_some_and(|file| has_usable_entry(file, own, kubeconfig))
 }
 
-/// Returns whether `file` has this agent's `own` plugin entry, or another with which the plugin
-/// works.
+/// Returns whether `file` has this agent's `own` plugin entry, or another entry with which the
+/// plugin works.
 fn has_usable_entry(file: &ConfigFile, own: &Entry, kubeconfig: &str) -> bool {
-    match entry_of(file, kubeconfig) {
+    match entry_in(file, kubeconfig) {
         Some(entry) => own.matches(entry.text()) || is_usable(&entry, kubeconfig),
         None => false,
     }
 }
 
 /// Returns the plugin entry in `file`, if it is valid.
-fn entry_of(file: &ConfigFile, kubeconfig: &str) -> Option<Entry> {
+fn entry_in(file: &ConfigFile, kubeconfig: &str) -> Option<Entry> {
     Entry::new(file.plugin_entry()?.text, kubeconfig).ok()
 }
 
 /// Returns whether an upstream agent may have written a plugin entry in one of the network configs
-/// that `mode` chains. The entry is younger than one pass, or this agent yields to it, so an
-/// upstream agent probably runs: such an agent has its entry in all network configs.
+/// of `mode`. If so, that agent probably runs: this agent would have overwritten the entry in its
+/// last pass unless it yields to it. Looking at the network configs of `mode` is enough, because an
+/// upstream agent adds its entry to all network configs.
 pub fn is_chained_by_upstream(mode: &ChainMode, found: &[ConfigFile], own: &Entry) -> bool {
     let mut entries = plan::selected_configs(mode, found).filter_map(ConfigFile::plugin_entry);
     entries.any(|entry| own.is_foreign(entry.text))
 }
 
-/// Returns whether the plugin works with the `entry`: the settings are valid, and the kubeconfig is
-/// the one that this agent keeps correct. Another kubeconfig may have a dead token.
+/// Returns whether the plugin works with the `entry`: whether its settings are valid, and its
+/// kubeconfig is the one that this agent keeps correct. The token in another kubeconfig may be
+/// invalid.
 fn is_usable(entry: &Entry, kubeconfig: &str) -> bool {
     let config: Result<Object, _> = serde_json::from_str(entry.text());
     entry.value["kubernetes"]["kubeconfig"] == kubeconfig
@@ -208,7 +218,7 @@ mod tests {
         })
     }
 
-    /// One conflist with these plugin entries.
+    /// Returns the network configs of a node with one conflist, which has these plugin entries.
     fn found(entries: &[&Value]) -> Vec<ConfigFile> {
         let mut plugins = vec![json!({"type": "bridge"})];
         plugins.extend(entries.iter().map(|entry| (*entry).clone()));
@@ -219,37 +229,40 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_agents_entry_is_kept_if_it_is_usable_and_called() {
+    fn writes_are_left_to_a_newer_agent_if_its_entry_is_usable_and_called() {
         let own = Entry::new(&entry(1, Some("ns")).to_string(), "").unwrap();
         let mut saved = SavedState::default();
         let is_usable = |mode: &ChainMode, found: &[_], saved: &SavedState| {
             usable_entry_is_installed(&own, KUBECONFIG, mode, found, saved)
         };
-        let [mut lenient, mut elsewhere, mut invalid] = [2; 3].map(|port| entry(port, Some("ns")));
-        lenient["linkerd"]["inbound-ports-to-ignore"] = json!(["http"]);
-        elsewhere["kubernetes"]["kubeconfig"] = json!("/elsewhere");
+        let mut with_bad_port = entry(2, Some("ns"));
+        with_bad_port["linkerd"]["inbound-ports-to-ignore"] = json!(["http"]);
+        let mut with_other_kubeconfig = entry(2, Some("ns"));
+        with_other_kubeconfig["kubernetes"]["kubeconfig"] = json!("/elsewhere");
+        let mut invalid = entry(2, Some("ns"));
         invalid["linkerd"]["incoming-proxy-port"] = json!("many");
         assert!(!is_usable(&ChainMode::Every, &found(&[]), &saved));
         for (installed, expected) in [
             (entry(1, Some("ns")), true),
             (entry(2, Some("ns")), true),
-            (lenient, true),
-            (elsewhere, false),
+            (with_bad_port, true),
+            (with_other_kubeconfig, false),
             (invalid, false),
         ] {
             let found = found(&[&installed]);
             assert_eq!(is_usable(&ChainMode::Every, &found, &saved), expected, "{installed}");
         }
-        // The runtime does not call the entry.
+        // The entry is in a file that the runtime does not load, because another file sorts first.
         let mut configs = found(&[]);
         configs.extend(found(&[&entry(1, Some("ns"))]));
         configs[1].name = "20-net.conflist".into();
         assert!(!is_usable(&ChainMode::Every, &configs, &saved));
         assert!(is_usable(&ChainMode::Only("20-net.conflist".into()), &configs, &saved));
-        // The newer agent chains only that file, or another one that has no entry.
-        for (only, expected) in [("20-net.conf", true), ("10-net.conflist", false)] {
-            saved.only_config = Some(only.into());
-            assert_eq!(is_usable(&ChainMode::Every, &configs, &saved), expected, "{only}");
+        // According to the saved state, the newer agent chains only the file with the entry, or
+        // only the file without an entry.
+        for (name, expected) in [("20-net.conf", true), ("10-net.conflist", false)] {
+            saved.only_config = Some(name.into());
+            assert_eq!(is_usable(&ChainMode::Every, &configs, &saved), expected, "{name}");
         }
     }
 

@@ -1,5 +1,6 @@
-//! Counts the plugin's records for `/metrics`. The set of label values is fixed, because any
-//! process that can write to the socket can send records.
+//! Counts the plugin's records for `/metrics`. The set of label values is fixed: any process that
+//! can write to the socket can send records, and new label values would cost memory without a
+//! bound.
 
 use std::collections::BTreeMap;
 
@@ -20,12 +21,12 @@ const COMMANDS: [Command; 2] = [Command::Add, Command::Check];
 const RESULTS: [&str; 4] = ["redirected", "checked", "failed", "skipped"];
 /// Value of the labels `code` and `reason` for a code or reason that this version does not know.
 const OTHER: &str = "other";
-/// Value of the label `source` for calls that no source decided.
+/// Value of the label `source` for calls that were decided without any of the sources.
 const NO_SOURCE: &str = "none";
 
 metrics! {
-    /// Metrics of the plugin's calls, from its records. Each has all its label values from the
-    /// start.
+    /// Metrics of the plugin's calls, from its records. Each metric has all its label values from
+    /// the start.
     PluginCalls "linkerd_cni_plugin" []
     requests: Counters<2> = register_each "Plugin calls, by result" (
         COMMANDS.iter().flat_map(|command| RESULTS.map(|result| call_labels(*command, result)))
@@ -80,7 +81,7 @@ impl PluginCalls {
             self.redirects.get_or_create(&[label("backend", backend)]).inc();
         }
         if let Some(error) = &record.error {
-            let code = code_label(is_counted, error.code);
+            let code = code_label(has_own_code, error.code);
             self.failures.get_or_create(&[label("command", command), code]).inc();
         }
         if let Some(error) = &record.degraded {
@@ -96,8 +97,8 @@ impl PluginCalls {
         }
     }
 
-    /// Returns the counters above zero for `/status`. Leaves out pods that were deleted while they
-    /// started, because their calls fail without a fault.
+    /// Returns the counters above zero, for `/status`. Leaves out the failures for pods that were
+    /// deleted while they started, because nothing is wrong then.
     pub fn counts(&self) -> PluginCounts {
         let mut failures = nonzero(&self.failures, failure_labels());
         failures.remove(&Failure::PodNotFound.code().to_string());
@@ -130,24 +131,25 @@ fn backend_labels() -> [Labels<1>; Backend::ALL.len()] {
     Backend::ALL.map(|backend| [label("backend", backend)])
 }
 
-/// Whether the failure has a count of its own.
-fn is_counted(failure: Failure) -> bool {
+/// Returns whether failures of this kind are counted under their own code, not under [`OTHER`].
+fn has_own_code(failure: Failure) -> bool {
     failure != Failure::Internal
 }
 
-/// Returns every value of the label `code`, of failures for which `has_count` holds.
-fn code_labels(has_count: fn(Failure) -> bool) -> Vec<Labels<1>> {
+/// Returns every value of the label `code`: the codes of the failures for which `has_label` returns
+/// true, and [`OTHER`].
+fn code_labels(has_label: fn(Failure) -> bool) -> Vec<Labels<1>> {
     let mut labels = Vec::new();
-    for code in failure::codes(has_count) {
+    for code in failure::codes(has_label) {
         labels.push([label("code", code)]);
     }
     labels.push([label("code", OTHER)]);
     labels
 }
 
-/// Returns the label `code`, with one of these values.
-fn code_label(has_count: fn(Failure) -> bool, code: u32) -> (&'static str, String) {
-    if failure::codes(has_count).contains(&code) {
+/// Returns the label for `code`, which has one of the values of [`code_labels`].
+fn code_label(has_label: fn(Failure) -> bool, code: u32) -> (&'static str, String) {
+    if failure::codes(has_label).contains(&code) {
         label("code", code)
     } else {
         label("code", OTHER)
@@ -157,7 +159,7 @@ fn code_label(has_count: fn(Failure) -> bool, code: u32) -> (&'static str, Strin
 fn failure_labels() -> Vec<Labels<2>> {
     let mut labels = Vec::new();
     for command in COMMANDS {
-        for [code] in code_labels(is_counted) {
+        for [code] in code_labels(has_own_code) {
             labels.push([label("command", command), code]);
         }
     }
@@ -198,7 +200,7 @@ mod tests {
         for (_name, record) in testkit::table::rows_of::<serde_json::Value>(CALLS, "records") {
             counters.count(&Record::parse(record.to_string().as_bytes()).unwrap());
         }
-        let cases = testkit::chart::yaml(CALLS);
+        let tables = testkit::chart::yaml(CALLS);
         let failures = BTreeMap::from([("101".into(), 1), ("other".into(), 2)]);
         let counts = PluginCounts {
             redirects: BTreeMap::from([("nft".into(), 3)]),
@@ -208,10 +210,10 @@ mod tests {
         assert_eq!(counters.counts(), counts);
         let text = openmetrics([&counters.registry]);
         assert_eq!(text.lines().count(), before);
-        for line in cases["metrics"].as_array().unwrap() {
+        for line in tables["metrics"].as_array().unwrap() {
             assert!(text.lines().any(|found| line == found), "{line} in {text}");
         }
-        counters.count(&Record::parse(cases["gone"].to_string().as_bytes()).unwrap());
+        counters.count(&Record::parse(tables["deleted_pod"].to_string().as_bytes()).unwrap());
         assert_eq!(counters.counts(), counts);
     }
 }

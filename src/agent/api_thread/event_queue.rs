@@ -2,9 +2,9 @@
 //!
 //! A node may start many pods with the same problem at once, and every process that can write to
 //! the agent's socket can cause Events on pods. So each problem of a pod is reported once in
-//! [`REPEAT_AFTER`], the queue is bounded, and after a burst one Event is posted per
-//! [`POST_INTERVAL`]. The agent's own Events come first. The pods of one namespace get at most half
-//! of the Events, so that one tenant does not silence the others.
+//! [`REPEAT_AFTER`], the queue is bounded, and after a burst one Event is posted in each
+//! [`POST_INTERVAL`]. The agent's own Events are posted first. The pods of one namespace get at
+//! most half of the Events, so that one tenant cannot use up the queue of the others.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -22,27 +22,29 @@ use crate::kube::event::{self, EventContent, Regarding, Reporter};
 
 /// Time after which the same problem of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
-/// Maximum number of queued Events, and of remembered problems: slightly more than can be posted in
-/// [`REPEAT_AFTER`]. At the maximum, new Events on pods are dropped.
+/// Maximum number of queued Events, and of remembered problems. This is slightly more than can be
+/// posted in [`REPEAT_AFTER`]. At the maximum, new Events on pods are dropped.
 const MAX_QUEUED: usize = 128;
 /// Maximum number of remembered problems in one namespace.
 const MAX_REPORTED_IN_NAMESPACE: usize = MAX_QUEUED / 2;
-/// Events that are posted without a pause between them.
+/// Number of Events that are posted without a pause between them.
 const BURST: u32 = 5;
 /// Time between two Events after such a burst.
 const POST_INTERVAL: Duration = Duration::from_secs(6);
 /// Shortest and longest pause after a failure that concerns all Events, such as an unreachable API
-/// server or, with upstream's chart, a missing permission. Random, as it may hit all nodes at once.
+/// server or, with upstream's chart, a missing permission. The pause is random, because such a
+/// failure may hit all nodes at once.
 const PAUSE: [Duration; 2] = [Duration::from_secs(120), Duration::from_secs(300)];
 
 /// An Event on a pod or on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// `None`: the Event is on the node, which outlives the agent's pod. It is dropped if the
-    /// settings do not name the node.
+    /// `None` if the Event is on the node. The agent's own Events are on the node and not on the
+    /// agent's pod, because the node outlives that pod. They are dropped if the settings do not
+    /// name the node.
     pub pod: Option<PodRef>,
-    /// What the Event is about, such as the name of an annotation. An Event repeats another one if
-    /// subject and pod UID are the same.
+    /// What the Event is about, such as the name of an annotation. Two Events with the same subject
+    /// and the same UID of a pod count as repetitions of each other.
     pub subject: &'static str,
     pub content: EventContent,
 }
@@ -53,20 +55,28 @@ impl Event {
     }
 }
 
+/// An Event that waits to be posted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueuedEvent {
+    queued_at: Instant,
+    event: Event,
+}
+
 /// A problem of a pod for which an Event was queued.
 struct ReportedProblem {
-    at: Instant,
+    reported_at: Instant,
     namespace: String,
     pod_uid: String,
     subject: &'static str,
 }
 
 pub struct EventQueue {
-    /// The agent's own Events, then those on pods, oldest first, and when each was queued.
-    waiting: VecDeque<(Instant, Event)>,
-    /// Oldest first.
+    /// Events on pods, the oldest first. The agent's own Events are in front of them.
+    waiting: VecDeque<QueuedEvent>,
+    /// Problems that are not reported again yet, the oldest first.
     reported: VecDeque<ReportedProblem>,
-    /// Namespace of the last Event on a pod that was taken.
+    /// Namespace of the pod of the last Event that was taken. The next Event is from another
+    /// namespace if possible.
     last_namespace: String,
     rate_limit: RateLimit,
     /// Whether the last Event could not be posted.
@@ -87,24 +97,24 @@ impl EventQueue {
     /// Queues an Event. Returns `false` if it is dropped.
     pub fn offer(&mut self, event: Event, now: Instant) -> bool {
         let Some(pod) = &event.pod else {
-            self.push_front((now, event));
+            self.push_front(QueuedEvent { queued_at: now, event });
             return true;
         };
-        self.reported.retain(|problem| now < problem.at + REPEAT_AFTER);
+        self.reported.retain(|problem| now < problem.reported_at + REPEAT_AFTER);
         let is_full = self.waiting.len() >= MAX_QUEUED || self.reported.len() >= MAX_QUEUED;
         if is_full
             || self.is_reported(&pod.uid, event.subject)
-            || self.reported_in(&pod.namespace) >= MAX_REPORTED_IN_NAMESPACE
+            || self.count_reported_in(&pod.namespace) >= MAX_REPORTED_IN_NAMESPACE
         {
             return false;
         }
         self.reported.push_back(ReportedProblem {
-            at: now,
+            reported_at: now,
             namespace: pod.namespace.clone(),
             pod_uid: pod.uid.clone(),
             subject: event.subject,
         });
-        self.waiting.push_back((now, event));
+        self.waiting.push_back(QueuedEvent { queued_at: now, event });
         true
     }
 
@@ -112,35 +122,34 @@ impl EventQueue {
         self.reported.iter().any(|problem| problem.pod_uid == pod_uid && problem.subject == subject)
     }
 
-    /// Returns the number of remembered problems in the namespace.
-    fn reported_in(&self, namespace: &str) -> usize {
+    fn count_reported_in(&self, namespace: &str) -> usize {
         self.reported.iter().filter(|problem| problem.namespace == namespace).count()
     }
 
-    /// Takes the next Event if it is due at `now`, with the time at which it was queued.
-    pub fn take(&mut self, now: Instant) -> Option<(Instant, Event)> {
+    /// Takes the next Event if it is due at `now`.
+    pub fn take(&mut self, now: Instant) -> Option<QueuedEvent> {
         if self.due()? > now {
             return None;
         }
         self.rate_limit.count(now);
-        let (queued, event) = self.waiting.remove(self.next_index())?;
-        if let Some(PodRef { namespace, .. }) = &event.pod {
+        let next = self.waiting.remove(self.next_index())?;
+        if let Some(PodRef { namespace, .. }) = &next.event.pod {
             self.last_namespace.clone_from(namespace);
         }
-        Some((queued, event))
+        Some(next)
     }
 
-    /// Returns the index of the next Event. The agent's own Events come first, then the oldest
-    /// Event on a pod outside [`EventQueue::last_namespace`]. If all pods are in that namespace,
-    /// the oldest Event is next, which has index 0.
+    /// Returns the index of the next Event. The agent's own Events are posted first, then the
+    /// oldest Event on a pod outside [`EventQueue::last_namespace`]. If all pods are in that
+    /// namespace, the oldest Event is next, which has the index 0.
     fn next_index(&self) -> usize {
-        for (index, (_, event)) in self.waiting.iter().enumerate() {
-            if event.pod.is_none() {
+        for (index, queued) in self.waiting.iter().enumerate() {
+            if queued.event.pod.is_none() {
                 return index;
             }
         }
-        for (index, (_, event)) in self.waiting.iter().enumerate() {
-            if let Some(pod) = &event.pod
+        for (index, queued) in self.waiting.iter().enumerate() {
+            if let Some(pod) = &queued.event.pod
                 && pod.namespace != self.last_namespace
             {
                 return index;
@@ -149,25 +158,25 @@ impl EventQueue {
         0
     }
 
-    /// Puts back an Event that [`EventQueue::take`] returned and that could not be posted. No Event
-    /// is due before `end`, and no burst is allowed at `end`. An Event older than [`REPEAT_AFTER`]
-    /// is dropped instead.
-    pub fn put_back(&mut self, (queued, event): (Instant, Event), now: Instant, end: Instant) {
-        self.rate_limit.exhaust_until(end);
-        if now < queued + REPEAT_AFTER {
-            self.push_front((queued, event));
+    /// Puts back an Event that [`EventQueue::take`] returned and that could not be posted, or drops
+    /// the Event if it is older than [`REPEAT_AFTER`]. Pauses all Events until `pause_end`; no
+    /// burst is allowed then.
+    pub fn put_back(&mut self, queued: QueuedEvent, now: Instant, pause_end: Instant) {
+        self.rate_limit.exhaust_until(pause_end);
+        if now < queued.queued_at + REPEAT_AFTER {
+            self.push_front(queued);
         }
     }
 
-    /// Returns when the next Event may be posted; `None` if the queue is empty.
+    /// Returns when the next Event may be posted. `None` if the queue is empty.
     pub fn due(&self) -> Option<Instant> {
         self.waiting.front()?;
         Some(self.rate_limit.due())
     }
 
-    /// Queues an Event as the next one. The last one is dropped if the queue is full.
-    fn push_front(&mut self, event: (Instant, Event)) {
-        self.waiting.push_front(event);
+    /// Queues an Event in front of all others. If the queue was full, its last Event is dropped.
+    fn push_front(&mut self, queued: QueuedEvent) {
+        self.waiting.push_front(queued);
         self.waiting.truncate(MAX_QUEUED);
     }
 }
@@ -181,30 +190,31 @@ pub fn post(connection: &mut Connection, settings: &Settings, event: &Event) -> 
         (None, Some(node)) => Regarding::node(node),
         (None, None) => return Ok(()),
     };
-    // The API requires an instance, and upstream's chart does not tell the agent the name of its
-    // pod.
+    // The API requires the name of the reporting instance. Upstream's chart does not tell the agent
+    // the name of its pod, so the name of the program stands in.
     let instance = settings.pod_name.as_deref().unwrap_or(USER_AGENT);
     let reporter = Reporter { controller: USER_AGENT, instance };
     Ok(event::publish(&connection.client()?, reporter, regarding, &event.content)?)
 }
 
 impl Worker {
-    /// Posts all Events that are due. Logs the first failure of a series. Retries while the API
-    /// server is unreachable: many Events report that very outage.
+    /// Posts all Events that are due. An Event that the API server rejects is dropped. After any
+    /// other failure the Event is kept and all Events pause. So Events about an outage of the API
+    /// server are posted after the outage. Logs only the first failure of a series.
     pub fn post_events(&mut self) {
-        while let Some((queued, event)) = self.next_event() {
-            match post(&mut self.own, &self.api.settings, &event) {
+        while let Some(queued) = self.next_event() {
+            match post(&mut self.own_connection, &self.api.settings, &queued.event) {
                 Ok(()) => self.record_posted(),
-                Err(error) if is_of_one_event(&error) => {}
+                Err(error) if rejects_only_this_event(&error) => {}
                 Err(error) => {
-                    self.pause_events((queued, event));
+                    self.pause_events(queued);
                     self.log_failure(&error);
                 }
             }
         }
     }
 
-    fn next_event(&self) -> Option<(Instant, Event)> {
+    fn next_event(&self) -> Option<QueuedEvent> {
         self.api.state().events.take(Instant::now())
     }
 
@@ -215,13 +225,15 @@ impl Worker {
         }
     }
 
-    fn pause_events(&self, event: (Instant, Event)) {
+    /// Puts an Event that could not be posted back into the queue, and pauses all Events.
+    fn pause_events(&self, queued: QueuedEvent) {
         let now = Instant::now();
-        self.api.state().events.put_back(event, now, now + between(PAUSE[0], PAUSE[1]));
+        self.api.state().events.put_back(queued, now, now + between(PAUSE[0], PAUSE[1]));
     }
 
     fn log_failure(&self, error: &Error) {
-        // Unlocks before logging: the reconciler needs the state, and stderr may be slow.
+        // The state is locked only for this statement and not while the line is logged: stderr may
+        // be slow, and the reconciler needs the state.
         let was_failing = mem::replace(&mut self.api.state().events.is_failing, true);
         if was_failing {
             return;
@@ -237,11 +249,14 @@ impl Worker {
     }
 }
 
-/// Whether the API server rejects only this Event, as its pod or namespace is gone or being
-/// deleted, its name is in use (409), or it is invalid (400, 422).
-fn is_of_one_event(error: &Error) -> bool {
+/// Returns whether the API server rejects only this Event and may accept others. It does so if the
+/// pod or namespace of the Event is gone or being deleted, if the name of the Event is in use
+/// (409), or if the Event is invalid (400, 422).
+fn rejects_only_this_event(error: &Error) -> bool {
     match status_code(error) {
-        // A namespace that is being deleted rejects new objects, whatever RBAC allows.
+        // In a namespace that is being deleted, new objects are rejected with a 403 even if the
+        // agent may create Events. Any other 403 is a missing permission, which concerns all
+        // Events.
         Some(403) => error.to_string().contains("being terminated"),
         Some(401 | 408 | 429) => false,
         Some(400..=499) => true,

@@ -1,43 +1,46 @@
-//! Whether a node where nothing is installed can get a token. Pure.
+//! Decides whether the agent may write a kubeconfig on a node where nothing is installed. Pure.
 //!
-//! An agent that starts shortly before an uninstall may never open its watch. Such an agent could
-//! not prove the uninstall, so it must not install.
+//! An agent that starts shortly before its release is uninstalled may never open its watch of pods.
+//! Such an agent could not prove that the release is uninstalled, so it would leave everything in
+//! place when it is stopped. Therefore the first install waits until the watch is open.
 
 use std::time::{Duration, Instant};
 
-/// Longest time for which the first install of a node waits until the watch of pods is open.
+/// Longest time for which the first install waits until the watch of pods is open.
 const LONGEST_WAIT: Duration = Duration::from_secs(3);
 
-/// Whether a node where nothing is installed can get a token.
+/// Whether the agent may write a kubeconfig with a token on a node where nothing is installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstInstall {
-    /// The agent's watch is open and will show the end of the release, or the watch cannot be
-    /// opened at all.
+    /// The agent may install: its watch is open and will show the end of the release, or the watch
+    /// has failed or did not open in time.
     Possible,
     /// The API server rejects the agent's own token.
     Rejected,
-    /// The watch is not open yet. Do not wait beyond this time.
+    /// The watch is not open yet. The first install waits for it until this time.
     AwaitsWatch(Instant),
 }
 
-/// The first watch that shows the agent's own pod.
+/// The wait for the first watch that shows the agent's own pod.
 #[derive(Debug, Default)]
 pub struct FirstWatch {
-    /// `None` if the watch is open or failed.
+    /// `None` if the watch is open or has failed.
     awaited_until: Option<Instant>,
 }
 
 impl FirstWatch {
-    pub fn begins(&mut self, now: Instant) {
+    pub fn begin_wait(&mut self, now: Instant) {
         self.awaited_until = Some(now + LONGEST_WAIT);
     }
 
-    /// Records that the watch is open or failed. Returns whether the first install waited for that.
-    pub fn ends(&mut self) -> bool {
+    /// Ends the wait, because the watch is open or has failed. Returns whether the first install
+    /// was waiting.
+    pub fn end_wait(&mut self) -> bool {
         self.awaited_until.take().is_some()
     }
 
-    /// `is_rejected` says that the API server rejects the agent's own token.
+    /// Returns whether the first install is possible. `is_rejected` says whether the API server
+    /// rejects the agent's own token.
     pub fn first_install(&self, is_rejected: bool, now: Instant) -> FirstInstall {
         if is_rejected {
             return FirstInstall::Rejected;

@@ -1,20 +1,20 @@
-//! Whether the last reconcile pass found the node ready, and when a node that stays not ready is
-//! reported as an Event. Pure but for the jitter: a faulty value or an outage makes all nodes of a
-//! cluster unready at the same time.
+//! Remembers whether the last reconcile pass found the node ready, and decides when an Event
+//! reports that the node stays not ready. Pure but for the jitter, which spreads the Events: a
+//! faulty value of the chart or an outage makes all nodes of a cluster unready at the same time.
 
 use std::time::{Duration, Instant};
 
 use crate::backoff::between;
 use crate::kube::event::{EventContent, EventType};
 
-/// Shortest and longest time without readiness after which an Event is posted. A start, an upgrade
-/// and a restart of the API server are shorter.
+/// Shortest and longest time without readiness after which an Event is posted. The time is long
+/// enough for a start, an upgrade and a restart of the API server, which are not reported.
 const REPORT_AFTER: [Duration; 2] = [Duration::from_secs(5 * 60), Duration::from_secs(10 * 60)];
-/// Shortest and longest time after which the Event is repeated: the API server deletes an Event
-/// after an hour, and an Event that could not be posted is not retried.
+/// Shortest and longest time after which the Event is repeated. It is repeated because the API
+/// server deletes an Event after an hour, and because the agent drops an Event that it cannot post.
 const REPEAT_AFTER: [Duration; 2] = [Duration::from_secs(45 * 60), Duration::from_secs(60 * 60)];
 
-/// Result of the last reconcile pass, and when it is reported.
+/// Whether the node was ready in the last reconcile pass, and when an Event is due.
 #[derive(Debug)]
 pub struct NodeReadiness {
     is_ready: bool,
@@ -34,8 +34,9 @@ impl NodeReadiness {
         self.is_ready
     }
 
-    /// Records the result of a pass. Returns the Event to post, if one is due.
-    pub fn pass_finished(&mut self, not_ready: Option<&str>, now: Instant) -> Option<EventContent> {
+    /// Records the result of a pass: why the node is not ready, or `None` if it is. Returns the
+    /// Event to post, if one is due.
+    pub fn record_pass(&mut self, not_ready: Option<&str>, now: Instant) -> Option<EventContent> {
         let is_ready = not_ready.is_none();
         if is_ready != self.is_ready {
             self.is_ready = is_ready;
@@ -64,11 +65,12 @@ mod tests {
 
     use super::*;
 
-    /// Returns the second at which a node that stays not ready is reported, from the second `from`.
+    /// Returns the second after `start` in which an Event is due, from the second `from` on, if the
+    /// node is not ready in any pass.
     fn reported_at(readiness: &mut NodeReadiness, start: Instant, from: u64) -> u64 {
         for second in from.. {
             let now = start + Duration::from_secs(second);
-            if readiness.pass_finished(Some("binary: missing"), now).is_some() {
+            if readiness.record_pass(Some("binary: missing"), now).is_some() {
                 return second;
             }
         }
@@ -84,9 +86,9 @@ mod tests {
         assert!((300..=600).contains(&first), "{first}");
         let second = reported_at(&mut readiness, start, first + 1);
         assert!((2700..=3601).contains(&(second - first)), "{first}, {second}");
-        // A pass between them finds the node ready.
+        // Then a pass finds the node ready, and the time without readiness starts anew.
         let ready = second + 1;
-        assert!(readiness.pass_finished(None, start + Duration::from_secs(ready)).is_none());
+        assert!(readiness.record_pass(None, start + Duration::from_secs(ready)).is_none());
         assert!(readiness.is_ready());
         let third = reported_at(&mut readiness, start, ready + 1);
         assert!((300..=601).contains(&(third - ready - 1)), "{ready}, {third}");
@@ -95,7 +97,7 @@ mod tests {
 
     /// A faulty value of the chart: all nodes become unready within seconds.
     #[test]
-    fn the_nodes_of_a_cluster_are_not_reported_at_the_same_time() {
+    fn nodes_that_become_unready_together_are_reported_at_different_times() {
         let start = Instant::now();
         let mut seconds = BTreeSet::new();
         for _ in 0..100 {

@@ -1,10 +1,10 @@
-//! Resolves the API server's name for the plugin's kubeconfig, if the settings name the API server
-//! by a host name. The plugin resolves no names.
+//! Resolves the API server's name for the plugin's kubeconfig, if the settings have a host name
+//! instead of an address. The agent does it because the plugin resolves no names.
 //!
 //! The name is resolved before each check of the token, which shows whether the API server is
-//! reachable at the address. The address stays as long as the name resolves to it and it is
-//! reachable, so that a DNS server that changes the order of its addresses causes no writes. If the
-//! name cannot be resolved, the last address stays in use.
+//! reachable at the address. The address stays in use as long as the name resolves to it and the
+//! API server is reachable there. So a DNS server that changes the order of its addresses does not
+//! cause writes of the kubeconfig. If the name cannot be resolved, the last address stays in use.
 
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs as _};
@@ -14,19 +14,22 @@ use crate::kube::kubeconfig;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerAddress {
-    /// The address that belongs in the kubeconfig. `None`: the name was never resolved.
+    /// The address that belongs in the kubeconfig. `None` if the name was never resolved.
     pub address: Option<IpAddr>,
+    /// Why the name could not be resolved the last time.
     pub error: Option<String>,
 }
 
 impl ServerAddress {
-    /// Returns the address in the kubeconfig on the host, if that has the API server's name.
+    /// Adopts the address in the kubeconfig on the host, if the kubeconfig has the API server's
+    /// name.
     pub fn adopted(settings: &Settings) -> ServerAddress {
         ServerAddress { address: address_on_host(settings), error: None }
     }
 
-    /// Resolves `name` again. Returns the address to use from now on: after a failure the same
-    /// address, with the error.
+    /// Resolves `name` again. Returns the address to use from now on. If the name cannot be
+    /// resolved, returns the present address with the error. `is_unreachable` says whether the API
+    /// server could not be reached at the present address.
     pub fn resolve_again(&self, name: &str, is_unreachable: bool) -> ServerAddress {
         match addresses_of(name) {
             Ok(found) => {
@@ -37,7 +40,7 @@ impl ServerAddress {
     }
 }
 
-/// Resolves `name` to at least one address.
+/// Resolves `name` to its addresses. Fails if there are none.
 fn addresses_of(name: &str) -> io::Result<Vec<IpAddr>> {
     let found = (name, 0).to_socket_addrs()?;
     let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
@@ -58,8 +61,9 @@ fn address_on_host(settings: &Settings) -> Option<IpAddr> {
     access.address()
 }
 
-/// Chooses one of the addresses `found`, which may have an address more than once: the `current`
-/// one, or the next other one if the API server `is_unreachable` there. Otherwise the first.
+/// Chooses one of the addresses `found`, which may have an address more than once. Chooses the
+/// first one if the `current` one is not among them, the next one after the current one if the API
+/// server `is_unreachable` there, and else the current one.
 fn choose(current: Option<IpAddr>, found: &[IpAddr], is_unreachable: bool) -> Option<IpAddr> {
     let Some(position) = found.iter().position(|address| Some(*address) == current) else {
         return found.first().copied();
@@ -77,8 +81,12 @@ mod tests {
 
     #[test]
     fn the_current_address_stays_until_it_is_gone_or_unreachable() {
-        let all = [1, 2, 3].map(|last| IpAddr::from([192, 0, 2, last]));
-        let [first, second, third] = all.map(Some);
+        let all = [
+            IpAddr::from([192, 0, 2, 1]),
+            IpAddr::from([192, 0, 2, 2]),
+            IpAddr::from([192, 0, 2, 3]),
+        ];
+        let (first, second, third) = (Some(all[0]), Some(all[1]), Some(all[2]));
         for (current, found, is_unreachable, chosen) in [
             (None, &all[..], false, first),
             (None, &all, true, first),

@@ -1,8 +1,8 @@
 //! Removes the startup taint from the agent's Node once the node is ready.
 //!
 //! The taint is set when the node is created: by Karpenter's `startupTaints`, by the settings
-//! of a node pool, or by the kubelet's `--register-with-taints`. The agent never adds the
-//! taint: added later, it would come too late for pods that are already scheduled.
+//! of a node pool, or by the kubelet's `--register-with-taints`. The agent never adds the taint,
+//! because that would be too late for pods that are already scheduled.
 
 use std::time::{Duration, Instant};
 
@@ -16,37 +16,52 @@ use crate::kube::connection::{Connection, Error};
 use crate::kube::types::{Metadata, null_as_default, objects};
 use crate::kube::{self, Client};
 
-/// Shortest and longest time until the Node is read again after a success, unless the kubelet
-/// renews the agent's token earlier. The kubelet renews it after four fifths of an hour.
+/// Shortest and longest time until the Node is read again after a success. The Node is read earlier
+/// if the kubelet renews the agent's token, which it does after four fifths of an hour.
 pub const RECHECK: [Duration; 2] = [Duration::from_secs(60 * 60), Duration::from_secs(90 * 60)];
 
 /// Shortest and longest time from a renewal of the agent's token to the next read of the Node. A
-/// kubelet that starts registers its node and renews the tokens of all pods, in any order.
-pub const TOKEN_RENEWED: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(45)];
+/// kubelet that has just started renews the tokens of all pods and registers its node with the
+/// taint, in any order. So the taint may appear only some time after the new token.
+pub const AFTER_TOKEN_RENEWAL: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(45)];
 
 /// First and longest wait after a failure.
 const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
 
+/// Removes the startup taint, and decides when to look for the taint again.
 pub struct StartupTaint {
-    /// Names of node and taint; `None` if no taint is configured.
-    target: Option<(String, String)>,
+    /// `None` if no taint is configured.
+    tainted_node: Option<TaintedNode>,
     due: Instant,
-    /// The agent's token at the last run. A Node is registered again, with the taint, only when its
-    /// kubelet starts. The kubelet's cache of tokens is in memory, so a started kubelet writes a
-    /// new token.
+    /// The agent's token in the last call. A new token may mean that the kubelet has restarted: it
+    /// caches tokens in memory, so it then writes new ones. Only a kubelet that starts registers
+    /// its Node again, and sets the taint again.
     token: Option<String>,
     backoff: Backoff,
     last_problem: Option<String>,
 }
 
+/// The agent's Node, and the key of the taint that is removed from it.
+#[derive(Clone)]
+struct TaintedNode {
+    node: String,
+    key: String,
+}
+
 impl StartupTaint {
     pub fn new(settings: &Settings, now: Instant) -> StartupTaint {
-        let (node, key) = (settings.node_name.clone(), settings.startup_taint.clone());
-        if key.is_some() && node.is_none() {
-            warn!("cannot remove the startup taint: LINKERD_CNI_NODE_NAME is not set");
+        let mut tainted_node = None;
+        match (&settings.node_name, &settings.startup_taint) {
+            (_, None) => {}
+            (None, Some(_)) => {
+                warn!("cannot remove the startup taint: LINKERD_CNI_NODE_NAME is not set");
+            }
+            (Some(node), Some(key)) => {
+                tainted_node = Some(TaintedNode { node: node.clone(), key: key.clone() });
+            }
         }
         StartupTaint {
-            target: node.zip(key),
+            tainted_node,
             due: now,
             token: None,
             backoff: Backoff::new(RETRY),
@@ -55,17 +70,23 @@ impl StartupTaint {
     }
 
     /// Removes the startup taint if the node is ready and the removal is due. Returns when to call
-    /// this function again.
-    pub fn run(&mut self, connection: &mut Connection, is_ready: bool) -> Option<Instant> {
-        let (node, key) = self.target.clone()?;
+    /// this function again. `None` if no taint is configured, or while the node is not ready.
+    pub fn remove_if_due(
+        &mut self,
+        connection: &mut Connection,
+        is_ready: bool,
+    ) -> Option<Instant> {
+        let TaintedNode { node, key } = self.tainted_node.clone()?;
         if !is_ready {
             return None;
         }
         let now = Instant::now();
+        // This reads the agent's token again, which is compared below.
         let client = connection.client();
         if self.token.as_deref() != connection.token() {
             self.token = connection.token().map(str::to_owned);
-            self.due = self.due.min(now + between(TOKEN_RENEWED[0], TOKEN_RENEWED[1]));
+            let wait = between(AFTER_TOKEN_RENEWAL[0], AFTER_TOKEN_RENEWAL[1]);
+            self.due = self.due.min(now + wait);
         }
         if now < self.due {
             return Some(self.due);
@@ -113,7 +134,7 @@ impl StartupTaint {
 /// there were any. Sends one GET if there are none. Needs the verbs `get` and `patch` on nodes.
 ///
 /// # Errors
-/// If a request fails, or if another client changed the node in between (409).
+/// If a request fails, or if another client changed the Node between the two requests (409).
 fn remove_taint(client: &Client, node: &str, key: &str) -> Result<bool, kube::Error> {
     let path = format!("/api/v1/nodes/{node}");
     let found: Node = client.get(&path)?;
@@ -136,16 +157,17 @@ objects! {
 
 /// Returns the merge patch that removes the taints with this key, or `None` if there are none.
 ///
-/// A merge patch replaces the whole list. So it contains the resource version: if another client
-/// changed the node since, the API server rejects the patch with a 409.
+/// A merge patch replaces the whole list of taints. So that it does not undo the change of another
+/// client, the patch contains the resource version that was read. If the Node has changed since,
+/// the API server rejects the patch with a 409.
 fn patch_without_taint(node: &Node, key: &str) -> Option<Value> {
     let taints = &node.spec.taints;
-    let left: Vec<&Value> = taints.iter().filter(|taint| taint["key"] != key).collect();
-    if left.len() == taints.len() {
+    let other_taints: Vec<&Value> = taints.iter().filter(|taint| taint["key"] != key).collect();
+    if other_taints.len() == taints.len() {
         return None;
     }
     let version = &node.metadata.resource_version;
-    Some(json!({"metadata": {"resourceVersion": version}, "spec": {"taints": left}}))
+    Some(json!({"metadata": {"resourceVersion": version}, "spec": {"taints": other_taints}}))
 }
 
 #[cfg(test)]

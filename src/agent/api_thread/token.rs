@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::State;
 use super::token_check::TokenValidity;
-use super::token_renewal::{LIFETIME, RENEWAL_PERCENT, adopted_renewal_wait};
+use super::token_renewal::{LIFETIME_SECONDS, RENEWAL_PERCENT, adopted_renewal_wait};
 use super::worker::{Worker, retry_after};
 use crate::agent::api_history::TokenHistory;
 use crate::agent::identity::{NO_NAMESPACE, namespace};
@@ -17,20 +17,21 @@ use crate::kube;
 use crate::kube::claims::Claims;
 use crate::kube::kubeconfig;
 
-/// Longest token that is used, in bytes. A request's head has to fit into 16 KiB.
+/// Longest token that is used, in bytes. With a longer one, the head of a request would not fit
+/// into 16 KiB.
 const LONGEST_TOKEN: usize = 12 << 10;
 
 #[derive(Clone)]
 pub struct Token {
     pub text: String,
-    /// The API server rejected the token with HTTP 401.
-    pub revoked: bool,
+    /// Whether the API server rejected the token with HTTP 401.
+    pub is_revoked: bool,
 }
 
-/// A token that an earlier agent requested, and the time until its renewal.
+/// A token that an earlier agent requested.
 pub struct AdoptedToken {
     pub token: Token,
-    pub renewal: Duration,
+    pub until_renewal: Duration,
 }
 
 impl AdoptedToken {
@@ -46,21 +47,24 @@ impl AdoptedToken {
         }
         let until_latest = claims.until_percent_of_lifetime(RENEWAL_PERCENT[1], now)?;
         let until_expiry = claims.expiry()?.duration_since(now).ok()?;
-        let renewal = adopted_renewal_wait(until_latest, until_expiry);
-        Some(AdoptedToken { token: Token { text, revoked: false }, renewal })
+        let until_renewal = adopted_renewal_wait(until_latest, until_expiry);
+        Some(AdoptedToken { token: Token { text, is_revoked: false }, until_renewal })
     }
 }
 
+/// What the TokenRequests so far have returned.
 #[derive(Clone, Default)]
 pub struct TokenRequestResults {
+    /// The last token that was issued, or the adopted one.
     pub token: Option<Token>,
+    /// Why the last TokenRequest failed.
     pub error: Option<String>,
 }
 
-/// A token that the API server issued, and its lifetime in seconds.
+/// A token that the API server has issued.
 struct IssuedToken {
     text: String,
-    lifetime: u64,
+    lifetime_seconds: u64,
 }
 
 /// Why a TokenRequest failed.
@@ -96,35 +100,41 @@ impl Worker {
     pub fn renew(&mut self) {
         let Some(account) = self.api.settings.plugin_account.clone() else { return };
         let requested = self.request_token(&account);
-        let (mut guard, now) = (self.api.state(), Instant::now());
+        let now = Instant::now();
+        let mut guard = self.api.state();
         let State { token_requests, schedule, check, history, .. } = &mut *guard;
         match requested {
-            Ok(IssuedToken { text, lifetime }) => {
-                // Uses the lifetime, not the expiry: the clocks of API server and node may differ.
-                schedule.renewed(now, Duration::from_secs(lifetime.max(2)));
-                let token = Some(Token { text, revoked: false });
+            Ok(IssuedToken { text, lifetime_seconds }) => {
+                // The renewal is scheduled by the lifetime of the token and not by its expiry,
+                // because the clocks of API server and node may differ.
+                schedule.schedule_renewal(now, Duration::from_secs(lifetime_seconds.max(2)));
+                let token = Some(Token { text, is_revoked: false });
                 *token_requests = TokenRequestResults { token, error: None };
                 history.plugin_token = TokenHistory { accepted: Some(now), rejected: None };
-                info!("received a token of ServiceAccount {account}, valid for {lifetime} s");
+                info!(
+                    "received a token of ServiceAccount {account}, valid for {lifetime_seconds} s"
+                );
             }
             Err(RequestFailure { why, retry_after }) => {
-                // An issued token that expires is rejected in the next check, which causes a
-                // request.
-                let is_accepted =
+                // The expiry of the token does not have to be examined here: once the token has
+                // expired, the next check finds it rejected, and schedules a TokenRequest.
+                let has_valid_token =
                     token_requests.token.is_some() && check.validity == TokenValidity::Accepted;
-                schedule.not_renewed(now, is_accepted, retry_after);
+                schedule.retry_renewal(now, has_valid_token, retry_after);
                 if token_requests.error.as_ref() == Some(&why) {
+                    // The reconciler knows this failure already and need not be woken.
                     return;
                 }
                 token_requests.error = Some(why);
             }
         }
-        self.api.waker.wake();
+        self.api.pass_waker.wake();
     }
 
-    /// Requests a token. It is not bound to the agent's pod, which an upgrade replaces. It is not
-    /// bound to the Node either: a Node that registers again has a new UID, which would revoke the
-    /// token while its pods still run.
+    /// Requests a token of the ServiceAccount `account`. The token is not bound to the agent's pod,
+    /// because an upgrade replaces that pod. It is not bound to the Node either: a Node that
+    /// registers again has a new UID, which would revoke the token while the pods of the node still
+    /// run.
     fn request_token(&mut self, account: &str) -> Result<IssuedToken, RequestFailure> {
         let Some(namespace) = namespace(&self.api.settings) else {
             return Err(NO_NAMESPACE.to_owned().into());
@@ -133,23 +143,24 @@ impl Worker {
         let request = json!({
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
-            "spec": {"expirationSeconds": LIFETIME},
+            "spec": {"expirationSeconds": LIFETIME_SECONDS},
         });
-        let client = self.own.client().map_err(|error| error.to_string())?;
+        let client = self.own_connection.client().map_err(|error| error.to_string())?;
         let response = client.post_and_decode::<Value>(&path, &request);
-        self.record_own(response.as_ref().err());
+        self.record_own_token(response.as_ref().err());
         let response = response?;
         let text = response["status"]["token"].as_str().unwrap_or_default().trim();
         if !is_usable(text) {
             let why = "its token is missing, too long, or invalid in a request header";
             return Err(format!("unexpected response to the TokenRequest: {why}").into());
         }
-        let lifetime = response["spec"]["expirationSeconds"].as_u64().unwrap_or(LIFETIME);
-        Ok(IssuedToken { text: text.to_owned(), lifetime: lifetime.min(LIFETIME) })
+        let granted = response["spec"]["expirationSeconds"].as_u64().unwrap_or(LIFETIME_SECONDS);
+        let lifetime_seconds = granted.min(LIFETIME_SECONDS);
+        Ok(IssuedToken { text: text.to_owned(), lifetime_seconds })
     }
 }
 
-/// Whether the token can be sent in the header of a request.
+/// Returns whether the token can be sent in the header of a request.
 fn is_usable(token: &str) -> bool {
     !token.is_empty()
         && token.len() <= LONGEST_TOKEN
@@ -180,15 +191,15 @@ mod tests {
             let api = ApiHandle::start(&settings, waker).unwrap();
             let missing = AccessSource::Kubeconfig("/missing".into());
             let mut worker = Worker::new(Arc::clone(&api), missing);
-            let issued = Token { text: "issued".into(), revoked: false };
+            let issued = Token { text: "issued".into(), is_revoked: false };
             api.state().token_requests.token = if is_issued { Some(issued) } else { None };
-            // The API server accepts the token on the host, which may belong to an account that is
-            // being deleted.
+            // The API server accepts the token on the host. If no token was issued, that token may
+            // belong to an account that is being deleted, so a new one is requested soon.
             api.state().check.validity = TokenValidity::Accepted;
             for _ in 0..20 {
                 worker.renew();
             }
-            let wait = api.state().schedule.renewal.unwrap() - Instant::now();
+            let wait = api.state().schedule.renewal_due.unwrap() - Instant::now();
             let longest = Duration::from_secs(60 * minutes);
             assert!((longest / 2..=longest).contains(&wait), "{is_issued}: {wait:?}");
         }

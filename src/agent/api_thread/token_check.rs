@@ -1,4 +1,5 @@
-//! Checks the token in the kubeconfig on the host, and resolves the API server's name before.
+//! Checks the token in the kubeconfig on the host. Before each check, resolves the API server's
+//! name, if the settings have a name.
 
 use std::mem;
 use std::time::{Duration, Instant};
@@ -19,8 +20,9 @@ pub const CHECK_PERIOD: Duration = Duration::from_secs(600);
 pub const PLUGIN_FAILURE_GAP: Duration = Duration::from_secs(12);
 /// Shortest time between two checks because the kubeconfig changed.
 pub const KUBECONFIG_CHANGE_GAP: Duration = Duration::from_millis(500);
-/// Time between two changes of the address. An outage of the API server lasts at each address, and
-/// a DNS server may respond with another one each time.
+/// Shortest time between two changes of the API server's address in the kubeconfig. Without this
+/// limit, the address could change at every check: in an outage the API server is unreachable at
+/// each of its addresses, and a DNS server may respond with another address each time.
 const ADDRESS_GAP: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,7 @@ pub enum TokenCheckResult {
 pub struct TokenStatus {
     pub token: String,
     pub validity: TokenValidity,
-    /// Whether a check of any token has had a usable response.
+    /// Whether any check, perhaps of an earlier token, has had a usable response.
     pub responded: bool,
     /// Why the last check had no usable response.
     pub error: Option<String>,
@@ -54,7 +56,7 @@ pub enum TokenValidity {
 }
 
 impl TokenValidity {
-    /// Reads a response to a request with the token. `error`: why the request failed.
+    /// Reads the response to a request with the token. `error` is `None` if the request succeeded.
     fn from_response(error: Option<&kube::Error>) -> TokenValidity {
         let Some(error) = error else { return TokenValidity::Accepted };
         match error.code() {
@@ -74,13 +76,17 @@ impl Worker {
     /// Checks the token in the kubeconfig on the host. Wakes the reconciler if the result is new.
     pub fn check_token(&mut self) {
         self.api.state().kubeconfig_written = false;
-        // A kubeconfig with an old address, or that is unreadable, is not checked: the reconciler
-        // corrects it first.
-        let answer = if self.resolve_name() { self.request_namespace() } else { None };
-        let (mut guard, now) = (self.api.state(), Instant::now());
+        // If the kubeconfig is unreadable or has an old address, no request is sent: the reconciler
+        // has to correct the kubeconfig first.
+        let mut token_and_response = None;
+        if self.resolve_name() {
+            token_and_response = self.request_namespace();
+        }
+        let now = Instant::now();
+        let mut guard = self.api.state();
         let state = &mut *guard;
-        let Some((token, response)) = answer else {
-            state.schedule.check_done(now, TokenCheckResult::Unknown, Duration::ZERO);
+        let Some((token, response)) = token_and_response else {
+            state.schedule.schedule_next_check(now, TokenCheckResult::Unknown, Duration::ZERO);
             return;
         };
         let error = response.as_ref().err();
@@ -88,9 +94,10 @@ impl Worker {
         let validity = TokenValidity::from_response(error);
         state.history.plugin_token.record(error, now);
         state.schedule_check(&validity, error, now);
-        state.record_revocation(&token, error, &validity, now);
+        state.replace_if_revoked(&token, error, &validity, now);
         let check = match validity {
-            // The API server was unreachable or failed: the result of the last check stays valid.
+            // The API server was unreachable or failed, so the result of the last check stays
+            // valid.
             TokenValidity::Unknown => {
                 TokenStatus { error: error.map(ToString::to_string), ..state.check.clone() }
             }
@@ -98,12 +105,13 @@ impl Worker {
         };
         if state.check != check {
             state.check = check;
-            self.api.waker.wake();
+            self.api.pass_waker.wake();
         }
     }
 
-    /// Resolves the API server's name, if the settings have one. Wakes the reconciler if the result
-    /// is new. Returns whether the address on the host is current, and so is to be checked.
+    /// Resolves the API server's name, if the settings have a name. Wakes the reconciler if the
+    /// result is new. Returns whether the kubeconfig on the host has the right address. If it has
+    /// not, a check would only show that the old address is wrong.
     fn resolve_name(&mut self) -> bool {
         let Some(name) = self.api.settings.api_name() else { return true };
         if self.address_changed.is_some_and(|at| at.elapsed() < ADDRESS_GAP) {
@@ -111,31 +119,32 @@ impl Worker {
         }
         let current = self.api.server_address();
         let found = current.resolve_again(name, mem::take(&mut self.is_unreachable));
-        let is_same = found.address == current.address;
-        if !is_same && current.address.is_some() {
+        let is_same_address = found.address == current.address;
+        if !is_same_address && current.address.is_some() {
             self.address_changed = Some(Instant::now());
         }
         if found != current {
             self.api.state().server_address = found;
-            self.api.waker.wake();
+            self.api.pass_waker.wake();
         }
-        is_same
+        is_same_address
     }
 
-    /// Sends a request with the token in the kubeconfig on the host. Returns the token and the
-    /// response. `None`: the kubeconfig is unreadable.
+    /// Reads the agent's Namespace with the token in the kubeconfig on the host. Returns the token
+    /// and the response. `None` if the kubeconfig is unreadable.
     fn request_namespace(&mut self) -> Option<(String, Result<IgnoredAny, kube::Error>)> {
-        let client = self.plugin.client().ok()?;
-        let token = self.plugin.token()?.to_owned();
+        let client = self.plugin_connection.client().ok()?;
+        let token = self.plugin_connection.token()?.to_owned();
         let namespace = namespace(&self.api.settings)?;
-        // With `resourceVersion=0` the API server responds from its cache.
+        // `resourceVersion=0` lets the API server respond from its cache, which costs it less.
         let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
         Some((token, client.get(&path)))
     }
 }
 
 impl State {
-    /// Schedules the next check after a check with this result. `error`: why its request failed.
+    /// Schedules the next check after a check that has shown this `validity`. `error` is `None` if
+    /// the request of the check succeeded.
     fn schedule_check(
         &mut self,
         validity: &TokenValidity,
@@ -143,7 +152,8 @@ impl State {
         now: Instant,
     ) {
         let result = if self.server_address.error.is_some() {
-            // The next check comes soon, because each check resolves the name again.
+            // The name could not be resolved. Each check resolves the name again, so the result
+            // that lets the next check follow soon is recorded.
             TokenCheckResult::Unknown
         } else {
             match validity {
@@ -152,15 +162,17 @@ impl State {
                 TokenValidity::Rejected(_) => TokenCheckResult::Rejected,
             }
         };
-        self.schedule.check_done(now, result, error.map_or(Duration::ZERO, retry_after));
+        let wait = error.map_or(Duration::ZERO, retry_after);
+        self.schedule.schedule_next_check(now, result, wait);
         if self.kubeconfig_written {
-            self.schedule.kubeconfig_changed(now);
+            self.schedule.check_changed_kubeconfig(now);
         }
     }
 
-    /// Requests another token if the API server rejects `token` with HTTP 401, and has issued it to
-    /// this agent.
-    fn record_revocation(
+    /// Schedules a request for another token if the API server rejects `token` with HTTP 401 and
+    /// `token` is the one that it issued last. `error` is `None` if the request of the check
+    /// succeeded.
+    fn replace_if_revoked(
         &mut self,
         token: &str,
         error: Option<&kube::Error>,
@@ -171,10 +183,10 @@ impl State {
         if issued.text != token || *validity == TokenValidity::Unknown {
             return;
         }
-        let was_revoked = issued.revoked;
-        issued.revoked = error.and_then(kube::Error::code) == Some(401);
-        if issued.revoked && !was_revoked {
-            self.schedule.revoked(now);
+        let was_revoked = issued.is_revoked;
+        issued.is_revoked = error.and_then(kube::Error::code) == Some(401);
+        if issued.is_revoked && !was_revoked {
+            self.schedule.replace_revoked_token(now);
         }
     }
 }

@@ -1,15 +1,19 @@
-//! How long the plugin's token lives, and when it is renewed. Pure but for the random numbers.
+//! Decides how long the plugin's token is valid, and when it is renewed. Pure but for the random
+//! numbers.
 
 use std::time::Duration;
 
 use crate::backoff::between;
 
-/// Lifetime requested for the plugin's token, in seconds. The API server may grant less.
-pub const LIFETIME: u64 = 24 * 3600;
-/// When a token is renewed, in percent of its lifetime: at a random time between these two, so that
-/// nodes that start together do not renew together. The rest of the lifetime is for an outage of
-/// the API server. docs/cli.md, docs/maintainers/fleet.md, decision 0009 and the dashboard name the
-/// time; the alert on a token near its end depends on it.
+/// Lifetime in seconds that is requested for the plugin's token. The API server may grant a shorter
+/// one.
+pub const LIFETIME_SECONDS: u64 = 24 * 3600;
+/// Earliest and latest time at which a token is renewed, in percent of its lifetime. The time is
+/// random, so that nodes that start together do not renew their tokens together. The rest of the
+/// lifetime bridges an outage of the API server.
+///
+/// docs/cli.md, docs/maintainers/fleet.md, decision 0009 and the dashboard name this time, and the
+/// alert on a token that expires soon depends on it.
 pub const RENEWAL_PERCENT: [u32; 2] = [40, 50];
 /// Longest time over which overdue renewals are spread, so that nodes that start together do not
 /// send them together.
@@ -21,8 +25,9 @@ pub fn renewal_wait(lifetime: Duration) -> Duration {
     between(earliest, latest)
 }
 
-/// Returns the time until the renewal of a token that the agent found on the host. `until_latest`
-/// is the time until its latest renewal, zero if the renewal is overdue.
+/// Returns the time until the renewal of a token that the agent has found on the host.
+/// `until_latest` is the time until the latest renewal that [`RENEWAL_PERCENT`] allows, and zero if
+/// that has passed.
 pub fn adopted_renewal_wait(until_latest: Duration, until_expiry: Duration) -> Duration {
     if until_latest.is_zero() {
         return between(Duration::ZERO, OVERDUE_SPREAD.min(until_expiry / 4));

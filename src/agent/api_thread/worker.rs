@@ -13,27 +13,27 @@ use crate::agent::identity::USER_AGENT;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::{self, Deadlines, RESPONSE_TIMEOUT, Retry};
 
-/// Time-out of each phase of a request but the response.
+/// Time-out of each phase of a request except the response.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time to wait after a response that did not arrive in time, as if the API server had asked for
-/// it: the API server is overloaded, and an immediate retry of all nodes would keep it
-/// overloaded.
+/// Wait after a response that did not arrive in time, as if the API server had asked for this wait.
+/// The API server is probably overloaded, and would stay so if all nodes retried at once.
 const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
-/// Longest time for which connections are kept for the next request. They cost memory.
+/// Longest wait for the next request in which connections are kept open. Open connections cost
+/// memory.
 const LONGEST_IDLE: Duration = Duration::from_secs(10);
-/// Longest Retry-After that is honoured.
+/// Longest `Retry-After` that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
 
 pub struct Worker {
     pub api: Arc<ApiHandle>,
     /// Connection with the agent's own token.
-    pub own: Connection,
+    pub own_connection: Connection,
     /// Connection with the kubeconfig on the host, as the plugin connects.
-    pub plugin: Connection,
+    pub plugin_connection: Connection,
     startup_taint: StartupTaint,
-    /// The API server was unreachable since its name was last resolved.
+    /// Whether the API server was unreachable in a check since its name was resolved.
     pub is_unreachable: bool,
-    /// When another address replaced one that was in use.
+    /// When the name was last resolved to another address than the one that was in use.
     pub address_changed: Option<Instant>,
 }
 
@@ -43,8 +43,8 @@ impl Worker {
         let deadlines =
             Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::per_phase(PHASE_TIMEOUT) };
         Worker {
-            own: Connection::new(source, USER_AGENT, deadlines),
-            plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
+            own_connection: Connection::new(source, USER_AGENT, deadlines),
+            plugin_connection: Connection::new(kubeconfig, USER_AGENT, deadlines),
             startup_taint: StartupTaint::new(&api.settings, Instant::now()),
             is_unreachable: false,
             address_changed: None,
@@ -52,28 +52,31 @@ impl Worker {
         }
     }
 
-    /// Runs until the process exits. A message on `woken` ends a wait.
+    /// Sends requests when they are due, until the process exits. A message on `woken` ends a wait.
     pub fn run(mut self, woken: &Receiver<()>) {
         loop {
-            if self.api.state().schedule.renewal.is_some_and(|due| due <= Instant::now()) {
+            let renewal_due = self.api.state().schedule.renewal_due;
+            if renewal_due.is_some_and(|due| due <= Instant::now()) {
                 self.renew();
             }
-            if self.api.state().schedule.check <= Instant::now() {
+            let check_due = self.api.state().schedule.check_due;
+            if check_due <= Instant::now() {
                 self.check_token();
             }
             self.post_events();
             let is_ready = self.api.state().node.as_ref().is_some_and(NodeReadiness::is_ready);
-            let taint_due = self.startup_taint.run(&mut self.own, is_ready);
+            let taint_due = self.startup_taint.remove_if_due(&mut self.own_connection, is_ready);
             let wait = self.next_due(taint_due).saturating_duration_since(Instant::now());
             if wait > LONGEST_IDLE {
-                self.own.close();
-                self.plugin.close();
+                self.own_connection.close();
+                self.plugin_connection.close();
             }
             let _ = woken.recv_timeout(wait);
         }
     }
 
-    /// Returns when the thread has to act next.
+    /// Returns when the next request is due. `taint_due` is when the startup taint is to be
+    /// removed.
     fn next_due(&self, taint_due: Option<Instant>) -> Instant {
         let state = self.api.state();
         let mut next = state.schedule.next_due();
@@ -83,13 +86,16 @@ impl Worker {
         next
     }
 
-    /// Records the response to a request with the agent's own token. `error`: why it failed.
-    pub fn record_own(&self, error: Option<&kube::Error>) {
-        self.api.state().history.record_own(error, Instant::now());
+    /// Records the response to a request with the agent's own token. `error` is `None` if the
+    /// request succeeded.
+    pub fn record_own_token(&self, error: Option<&kube::Error>) {
+        self.api.state().history.record_own_token(error, Instant::now());
     }
 }
 
-/// Time that an overloaded API server asks clients to wait (Retry-After), bounded, or zero.
+/// Returns how long an overloaded API server asks clients to wait (`Retry-After`), at most
+/// [`LONGEST_RETRY_AFTER`]. Returns [`TIMEOUT_WAIT`] if its response did not arrive in time, and
+/// zero for any other error.
 pub fn retry_after(error: &kube::Error) -> Duration {
     match error.retry() {
         Retry::After(wait) => wait.min(LONGEST_RETRY_AFTER),

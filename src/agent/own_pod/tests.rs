@@ -4,6 +4,7 @@ use super::*;
 
 const NAME: &str = "linkerd-cni-x";
 
+/// Returns the agent's pod as an object shows it, with `changes` to the metadata of the object.
 fn seen(changes: &[(&str, Value)]) -> SeenPod {
     let mut metadata = json!({"namespace": "linkerd-cni", "name": NAME, "uid": "u-1"});
     for (key, value) in changes {
@@ -12,11 +13,13 @@ fn seen(changes: &[(&str, Value)]) -> SeenPod {
     SeenPod::read(&serde_json::from_value(metadata).unwrap())
 }
 
-fn deleted(grace: u64) -> SeenPod {
-    let end = humantime::format_rfc3339_seconds(SystemTime::now() + Duration::from_secs(grace));
+/// Returns the agent's pod while it is being deleted with this grace period.
+fn deleted(grace_seconds: u64) -> SeenPod {
+    let grace = Duration::from_secs(grace_seconds);
+    let end = humantime::format_rfc3339_seconds(SystemTime::now() + grace);
     seen(&[
         ("deletionTimestamp", json!(end.to_string())),
-        ("deletionGracePeriodSeconds", json!(grace)),
+        ("deletionGracePeriodSeconds", json!(grace_seconds)),
     ])
 }
 
@@ -30,7 +33,7 @@ fn owner(kind: &str, api_version: &str, controller: bool) -> Value {
     })
 }
 
-/// The pod after these updates.
+/// Returns what is known of the pod after these updates.
 fn after(updates: &[fn(&mut OwnPod)]) -> OwnPod {
     let mut pod = OwnPod { uid: Some("u-1".into()), ..OwnPod::default() };
     for update in updates {
@@ -72,7 +75,7 @@ fn a_deletion_is_graceful_if_its_grace_period_is_not_zero() {
         (Some("2026-12-01T10:00:00Z"), Some(0), Deletion::Forced),
         (Some("2026-12-01T10:00:30Z"), None, Deletion::Forced),
         (Some("2026-12-01T10:00:30Z"), Some(30), at(60)),
-        // The deletion is shown late, as after a partition of the network.
+        // The deletion is shown late, for example after a partition of the network.
         (Some("2026-12-01T09:59:40Z"), Some(30), at(10)),
         (Some("2026-12-01T09:00:00Z"), Some(30), at(0)),
         (Some("soon"), Some(30), at(0)),
@@ -97,7 +100,7 @@ fn a_recorded_deletion_stays_and_may_become_forced() {
     for graceful in [
         &[GRACEFUL][..],
         &[SEEN, GRACEFUL],
-        // The watch fails, and a list of another API server is older.
+        // The watch fails, and the next list comes from another API server and is older.
         &[SEEN, GRACEFUL, LOST, SEEN],
         &[SEEN, LOST, GRACEFUL],
     ] {
@@ -118,7 +121,7 @@ fn a_recorded_deletion_stays_and_may_become_forced() {
         (&[SEEN], Deletion::NotDeleted),
         (&[SEEN, LOST], Deletion::Unknown),
         (&[SEEN, LOST, SEEN], Deletion::NotDeleted),
-        // The list comes from a cache that is older than the pod.
+        // The list comes from a cache that does not have the pod yet.
         (&[SEEN, ABSENT], Deletion::Unknown),
         (&[ABSENT], Deletion::Unknown),
     ] {
@@ -127,36 +130,36 @@ fn a_recorded_deletion_stays_and_may_become_forced() {
 }
 
 #[test]
-fn a_second_graceful_deletion_shortens_the_time_of_the_token() {
+fn a_second_deletion_with_a_shorter_grace_period_ends_the_token_earlier() {
     let mut pod = after(&[|pod| pod.record_seen(deleted(30))]);
     let Deletion::Graceful { shown, token_ends } = pod.deletion else { panic!("{pod:?}") };
     pod.record_seen(deleted(1));
-    let Deletion::Graceful { shown: first, token_ends: earlier } = pod.deletion else {
+    let Deletion::Graceful { shown: shown_now, token_ends: ends_now } = pod.deletion else {
         panic!("{pod:?}")
     };
-    assert!(first == shown && earlier < token_ends, "{pod:?}");
+    assert!(shown_now == shown && ends_now < token_ends, "{pod:?}");
 }
 
 #[test]
-fn another_pod_of_the_name_shows_that_the_agents_pod_is_gone() {
+fn another_pod_with_the_same_name_shows_that_the_agents_pod_is_gone() {
     let mut pod = after(&[]);
     pod.record_deleted("u-0");
     assert_eq!(pod.deletion, Deletion::Unknown);
     pod.record_seen(seen(&[("uid", json!("u-2"))]));
     assert_eq!(pod.deletion, Deletion::Forced);
-    // Without the UID from the token, the first pod of the name is the agent's.
+    // If the token has no UID, the first pod with the name counts as the agent's.
     let mut pod = OwnPod::default();
     pod.record_seen(seen(&[("uid", json!("u-2"))]));
     assert_eq!((pod.deletion, pod.uid.as_deref()), (Deletion::NotDeleted, Some("u-2")));
 }
 
 #[test]
-fn the_last_read_pod_object_names_the_owner() {
+fn the_object_that_was_read_last_decides_which_daemonset_owns_the_pod() {
     let mut pod = after(&[|pod| {
         pod.record_seen(seen(&[("ownerReferences", json!([owner("DaemonSet", "apps/v1", true)]))]));
     }]);
     assert!(pod.daemonset.is_some());
-    // `kubectl delete daemonset --cascade=orphan` removes the reference.
+    // `kubectl delete daemonset --cascade=orphan` removes the owner reference.
     pod.record_seen(seen(&[]));
     assert_eq!(pod.daemonset, None);
 }

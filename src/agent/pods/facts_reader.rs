@@ -1,4 +1,4 @@
-//! Completes the facts about a pod, for which the agent may have to read other objects.
+//! Completes the facts about a pod. Some facts are in other objects, which the agent has to read.
 
 use std::time::Duration;
 
@@ -9,12 +9,14 @@ use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::pod::facts::{ObjectFacts, PodFacts};
 
-/// Time-out of each phase of a request for another object. The next pods wait behind it.
+/// Time-out of each phase of a request for another object. The time-out is short, because the next
+/// pods are published only after the request.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Reads the objects on which facts depend, each at most once in an update of the watch.
+/// Reads the objects on which the facts depend. Reads each object at most once for an update of the
+/// watch.
 pub struct FactsReader {
-    /// Opened only when a pod needs another object: a connection costs memory.
+    /// Opened only when a pod needs another object, because a connection costs memory.
     connection: Connection,
     reader: Option<ObjectReader>,
 }
@@ -25,21 +27,22 @@ impl FactsReader {
         FactsReader { connection, reader: None }
     }
 
-    /// Returns the facts about a meshed pod, from its `own` facts and other objects.
+    /// Returns all facts about a meshed pod: those of its `own` object, and those of other objects.
     pub fn complete(&mut self, own: &ObjectFacts, namespace: &str) -> Result<PodFacts, String> {
         if !own.needs_objects() {
             return Ok(own.facts.clone());
         }
         let reader = self.reader()?;
         if own.is_control_plane {
-            // `complete_facts` uses default ports if it cannot read the Service. An error here
-            // keeps such facts out of the copy, and the plugin reads the Service itself.
+            // If `complete_facts` cannot read this Service, it uses default ports. These may be
+            // wrong, so the pod must not be published with them. Reading the Service here first
+            // makes that an error, and the plugin reads the Service itself.
             reader.api_server_service()?;
         }
         complete_facts(own, namespace, reader).map_err(|error| error.to_string())
     }
 
-    /// Forgets the objects, which may change, and closes the connection.
+    /// Forgets the objects, because they may change before the next update. Closes the connection.
     pub fn end_update(&mut self) {
         self.reader = None;
         self.connection.close();

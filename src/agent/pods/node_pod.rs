@@ -10,19 +10,23 @@ use crate::pod::facts::{ObjectFacts, object_facts};
 use crate::pod_copy::FACTS_LIMIT;
 
 pub struct NodePod {
-    /// The pod as the runtime names it.
+    /// The pod, with the UID that the runtime uses.
     pub pod: PodRef,
+    /// What the object shows if this is the agent's own pod.
     pub seen: SeenPod,
-    /// `None` for a pod in the host's network, which is not published.
+    /// What is published of the pod. `None` for a pod in the host's network, because the runtime
+    /// does not call the plugin for it.
     pub content: Option<PodContent>,
 }
 
 /// What is published of a pod.
 pub struct PodContent {
-    /// A `Decision<ObjectFacts>` as JSON, which needs a third of the memory: all pods of a list are
-    /// in memory at once. Empty if longer than [`FACTS_LIMIT`].
+    /// A `Decision<ObjectFacts>` as JSON. The text needs a third of the memory of the value, which
+    /// matters because all pods of a list are in memory at once. Empty if the text would be longer
+    /// than [`FACTS_LIMIT`].
     pub facts: Box<[u8]>,
-    /// This is not a part of `facts`, because the addresses change after the pod is published.
+    /// Whether the pod has an IPv6 address. This is not a part of `facts`: a pod gets its addresses
+    /// after it was published, and need not be published again for that.
     pub has_ipv6: bool,
 }
 
@@ -40,9 +44,9 @@ impl FromPod for NodePod {
 }
 
 impl PodContent {
-    /// Returns the facts in the pod's object. `None`: they are longer than [`FACTS_LIMIT`].
+    /// Returns the facts in the pod's object. `None` if their text is longer than [`FACTS_LIMIT`].
     pub fn own_facts(&self) -> Option<Decision<ObjectFacts>> {
-        // Cannot fail for facts that this program has written.
+        // Parsing fails only for the empty text, because this program has written every other text.
         serde_json::from_slice(&self.facts).ok()
     }
 
@@ -56,8 +60,9 @@ impl PodContent {
     }
 }
 
-/// Returns the pod as the runtime names it: a static pod by its hash, from an annotation. Ignores a
-/// UID with dashes there: the author of a pod could claim the UID of another pod.
+/// Returns the pod with the UID that the runtime uses. For a static pod that is a hash, which is in
+/// an annotation. A value with dashes in that annotation is ignored, because it is no hash: with
+/// such a value, the author of a pod could claim the UID of another pod.
 pub fn runtime_pod(metadata: &Metadata) -> PodRef {
     let Metadata { namespace, name, uid, annotations, .. } = metadata;
     let uid = match annotations.get(STATIC_POD_UID) {

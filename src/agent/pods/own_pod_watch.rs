@@ -1,4 +1,4 @@
-//! Finds the agent's own pod in the updates of a watch of pods.
+//! Finds the agent's own pod in the updates of a watch of pods, and records what they show of it.
 
 use std::sync::Arc;
 
@@ -18,38 +18,38 @@ impl OwnPodWatch {
         OwnPodWatch { api: Arc::clone(api), name }
     }
 
-    /// Selects only the agent's own pod.
+    /// Returns a selection for a watch of only the agent's own pod.
     pub fn selection(&self) -> Selection {
         let PodName { namespace, name, .. } = self.name.clone();
         Selection::Pod { namespace, name }
     }
 
     /// Records what the update shows of the agent's own pod, and whether the API server accepted
-    /// the agent's token. `seen` returns what a pod of the watch shows.
-    pub fn record<T>(&self, update: &Update<'_, T>, seen: impl Fn(&T) -> &SeenPod) {
+    /// the agent's token. `seen_pod` returns the part of a watched pod that is recorded.
+    pub fn record<T>(&self, update: &Update<'_, T>, seen_pod: impl Fn(&T) -> &SeenPod) {
         match update {
             Update::Listed { pods, .. } => {
-                self.api.record_list();
-                let mut listed = pods.iter().map(seen);
+                self.api.record_listed_pods();
+                let mut listed = pods.iter().map(seen_pod);
                 match listed.find(|pod| self.is_own(&pod.namespace, &pod.name)) {
                     Some(own) => self.record_seen(own),
-                    None => self.api.record_own_pod(OwnPod::record_absent),
+                    None => self.api.update_own_pod(OwnPod::record_absent),
                 }
             }
             Update::Changed(pod) => {
-                let seen = seen(pod);
-                if self.is_own(&seen.namespace, &seen.name) {
-                    self.record_seen(seen);
+                let changed = seen_pod(pod);
+                if self.is_own(&changed.namespace, &changed.name) {
+                    self.record_seen(changed);
                 }
             }
             Update::Deleted(metadata) => {
                 if self.is_own(&metadata.namespace, &metadata.name) {
-                    self.api.record_own_pod(|own_pod| own_pod.record_deleted(&metadata.uid));
+                    self.api.update_own_pod(|own_pod| own_pod.record_deleted(&metadata.uid));
                 }
             }
             Update::Opened => self.api.record_open_watch(),
-            // A bookmark in a watch that began earlier does not show whether the token is still
-            // valid.
+            // A bookmark is not recorded: the API server checked the token when the watch began, so
+            // a bookmark does not show whether the token is still valid.
             Update::Alive | Update::Ended(_) => {}
             Update::Failed { error, .. } => self.api.record_failed_watch(error),
         }
@@ -60,6 +60,6 @@ impl OwnPodWatch {
     }
 
     fn record_seen(&self, seen: &SeenPod) {
-        self.api.record_own_pod(|own_pod| own_pod.record_seen(seen.clone()));
+        self.api.update_own_pod(|own_pod| own_pod.record_seen(seen.clone()));
     }
 }

@@ -1,5 +1,5 @@
-//! Publishes the pods of the node in its copy, as the watch shows them, and reports the copy in
-//! `/status`, metrics and log.
+//! Keeps the node's copy of its pods equal to what the watch shows: writes and removes the file of
+//! each pod. Reports the state of the copy in `/status`, metrics and log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -30,29 +30,32 @@ use crate::pod_copy::{self, FACTS_LIMIT, Lock};
 use crate::verdict::bypass_paths::{Reason, bypass_paths};
 use crate::verdict::{PodView, verdict};
 
-/// Shortest wait after [`DENIALS`], as only an administrator can grant the permission. Also the
-/// shortest wait until unpublished pods are listed again. The longest wait is twice as long.
+/// Shortest wait until pods are listed again that could not be published, and shortest wait if the
+/// permission to watch pods is missing, which only an administrator can grant. The longest wait is
+/// twice as long.
 const LONG_WAIT: Duration = Duration::from_secs(300);
-/// Failures in a row after which the agent releases the lock of the copy. One is normal: a restart
-/// of the API server ends each watch, and a starting API server may respond with 403.
-const FAILURES: u32 = 2;
-/// Failures in a row after which a 403 means a missing permission, not a starting API server. Of
-/// 100 nodes, 23 had a 403 as their second failure.
-const DENIALS: u32 = 5;
+/// Number of failures in a row after which the agent releases the lock of the copy. A single
+/// failure is normal: when the API server restarts, each watch ends, and at first it may respond
+/// with a 403.
+const FAILURES_TO_RELEASE: u32 = 2;
+/// Number of failures in a row after which a 403 counts as a missing permission. Before that, the
+/// API server may be starting: of 100 nodes, 23 had a 403 as their second failure.
+const FAILURES_TO_WAIT_LONG: u32 = 5;
 
-/// What a missing permission costs, and what to do.
+/// Effect of the missing permission, and what to do.
 const DENIED: &str = "the agent may not list and watch pods, so the plugin sends API requests for \
     each meshed pod that starts; grant both in the agent's ClusterRole, or set the value \
     `watchPods` to `false`";
 
-/// What is known of a pod that was published, or could not be published.
+/// A pod that was published, or that could not be published.
 #[derive(Default)]
 struct KnownPod {
-    /// The published facts. While they are equal, an update of the pod needs no request.
+    /// The facts with which the pod was published. An update with equal facts needs no request.
     facts: Box<[u8]>,
-    /// Why the pod is not published.
+    /// Why the pod is not published. `None` if it is.
     problem: Option<PodProblem>,
-    /// Why traffic of the pod bypasses the proxy. `Ipv6` applies only with `has_ipv6`.
+    /// Why traffic of the pod bypasses the proxy. [`Reason::Ipv6`] applies only if the pod has an
+    /// IPv6 address.
     bypass_reasons: Vec<Reason>,
     has_ipv6: bool,
 }
@@ -61,8 +64,8 @@ struct KnownPod {
 struct PodProblem {
     /// The problem, as the log shows it.
     text: String,
-    /// Publishing the pod again, after a new list, may succeed.
-    may_pass: bool,
+    /// Whether publishing the pod may succeed after a new list.
+    is_temporary: bool,
 }
 
 impl KnownPod {
@@ -78,27 +81,27 @@ pub struct Publisher {
     facts_reader: FactsReader,
     stop_publishing: Arc<AtomicBool>,
     status: Arc<Status>,
-    /// The known pods by their UID.
-    published: BTreeMap<String, KnownPod>,
+    /// The published pods and those that could not be published, by UID.
+    known_pods: BTreeMap<String, KnownPod>,
     /// Limits the requests for each pod.
-    requests: RequestLimit,
-    /// The newest state of pods that wait for the limit, by UID.
+    request_limit: RequestLimit,
+    /// The newest state of the pods for which the limit allows no request yet, by UID.
     postponed: BTreeMap<String, NodePod>,
-    /// A problem since the last list that concerns no single pod.
+    /// Problem with the whole copy since the last list.
     copy_problem: Option<String>,
-    /// Held from the first list until [`FAILURES`].
+    /// Lock of the copy, held from the first list until [`FAILURES_TO_RELEASE`].
     lock: Option<Lock>,
     /// Number of failures of the watch in a row.
     failures: u32,
     watch_problem: Option<String>,
-    /// The problems that were logged last.
+    /// The problems of the last report, which are logged.
     logged: BTreeSet<String>,
     /// When the pods are listed again if there are problems.
     relist_at: Instant,
 }
 
 impl Publisher {
-    /// Returns a publisher that publishes nothing while `stop_publishing` is true.
+    /// Returns a publisher that publishes nothing any more once `stop_publishing` is true.
     pub fn new(
         settings: &Settings,
         source: AccessSource,
@@ -112,8 +115,8 @@ impl Publisher {
             facts_reader: FactsReader::new(source),
             stop_publishing: Arc::clone(stop_publishing),
             status: Arc::clone(status),
-            published: BTreeMap::new(),
-            requests: RequestLimit::default(),
+            known_pods: BTreeMap::new(),
+            request_limit: RequestLimit::default(),
             postponed: BTreeMap::new(),
             copy_problem: None,
             lock: None,
@@ -124,14 +127,15 @@ impl Publisher {
         }
     }
 
-    /// Applies an update. `Break` requests a new list: the copy was removed, or is incomplete.
+    /// Applies an update of the watch to the copy. Returns `Break` to request a new list, because
+    /// the copy was removed or is incomplete.
     pub fn apply(&mut self, update: Update<'_, NodePod>) -> ControlFlow<()> {
         if self.stop_publishing.load(Ordering::Relaxed) {
             return ControlFlow::Continue(());
         }
         match update {
             Update::Failed { error, .. } => {
-                self.watch_failed(error);
+                self.record_failed_watch(error);
                 return ControlFlow::Continue(());
             }
             Update::Listed { pods, dropped } => self.replace_all(pods, dropped),
@@ -144,49 +148,49 @@ impl Publisher {
         self.failures = 0;
         self.watch_problem = None;
         let was_removed = self.hold_lock();
-        let has_problem = self.report();
-        if was_removed || has_problem && Instant::now() >= self.relist_at {
+        let list_may_help = self.report();
+        if was_removed || list_may_help && Instant::now() >= self.relist_at {
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
     }
 
-    /// Replaces the copy with these pods. `dropped` is the number of pods that were left out, as a
-    /// list has a limit.
+    /// Replaces the copy with these pods. `dropped` is the number of pods that are not in `pods`,
+    /// because the watch limits the number of pods in a list.
     fn replace_all(&mut self, pods: Vec<NodePod>, dropped: usize) {
         self.copy_problem = None;
         self.relist_at = Instant::now() + between(LONG_WAIT, 2 * LONG_WAIT);
-        // Publish all pods again: annotations of namespaces may have changed, and the agent does
-        // not watch namespaces.
-        self.published.clear();
+        // Every pod is published again, even with equal facts: the annotations of its namespace may
+        // have changed, and the agent does not watch namespaces.
+        self.known_pods.clear();
         self.postponed.clear();
-        // All pods of a list cost one connection, and one request for each namespace.
-        self.requests = RequestLimit::default();
+        // Requests for the pods of a list need no limit: however many pods there are, they cost
+        // only one connection, and one request for each namespace.
+        self.request_limit = RequestLimit::default();
         if let Err(error) = pod_copy::create(&self.run_dir) {
             self.copy_problem = Some(error.to_string());
         }
         for pod in pods {
             self.publish(pod);
         }
-        let uids = self.published.keys().cloned().collect();
+        let uids = self.known_pods.keys().cloned().collect();
         if let Some(error) = pod_copy::retain(&self.run_dir, &uids).last() {
             self.copy_problem = Some(error.to_string());
         }
         if dropped > 0 {
-            let problem = format!("{dropped} more pods of this node are not published");
-            self.copy_problem = Some(problem);
+            self.copy_problem = Some(format!("{dropped} more pods of this node are not published"));
         }
     }
 
-    /// Publishes the pod, unless its file is current. Removes the file if publishing fails. Failed
-    /// requests are repeated when the pod changes, or at the next list.
+    /// Publishes the pod, unless the file of the pod is current. Removes the file if publishing
+    /// fails. A failed request is repeated only when the pod changes, or at the next list.
     fn publish(&mut self, NodePod { pod, seen, content }: NodePod) {
         let Some(content) = content else { return };
-        if let Some(published) = self.published.get_mut(&pod.uid) {
-            published.has_ipv6 = content.has_ipv6;
-            if published.facts == content.facts
-                && (published.problem.as_ref().is_some_and(|problem| problem.may_pass)
-                    || matches!(pod_copy::read(&self.run_dir, &pod), Ok(Some(_))))
+        if let Some(known) = self.known_pods.get_mut(&pod.uid) {
+            known.has_ipv6 = content.has_ipv6;
+            let waits_for_list = known.problem.as_ref().is_some_and(|problem| problem.is_temporary);
+            if known.facts == content.facts
+                && (waits_for_list || matches!(pod_copy::read(&self.run_dir, &pod), Ok(Some(_))))
             {
                 return;
             }
@@ -197,10 +201,10 @@ impl Publisher {
         }
         let Some(own) = content.own_facts() else {
             let known = self.write_too_large(&pod, content);
-            self.published.insert(pod.uid, known);
+            self.known_pods.insert(pod.uid, known);
             return;
         };
-        if needs_request(&own) && !self.requests.allows(&pod.uid, Instant::now()) {
+        if needs_request(&own) && !self.request_limit.allows(&pod.uid, Instant::now()) {
             self.postpone(NodePod { pod, seen, content: Some(content) });
             return;
         }
@@ -216,22 +220,27 @@ impl Publisher {
         }
         let known = match decision {
             Ok(decision) => self.write(&pod, content, decision),
-            Err(why) => KnownPod {
-                facts: content.facts,
-                problem: Some(self.withdraw(&pod, &why, true)),
-                bypass_reasons: vec![Reason::Unknown],
-                has_ipv6: content.has_ipv6,
-            },
+            Err(why) => {
+                let is_temporary = true;
+                KnownPod {
+                    facts: content.facts,
+                    problem: Some(self.withdraw(&pod, &why, is_temporary)),
+                    bypass_reasons: vec![Reason::Unknown],
+                    has_ipv6: content.has_ipv6,
+                }
+            }
         };
-        self.published.insert(pod.uid, known);
+        self.known_pods.insert(pod.uid, known);
     }
 
-    /// Withdraws the file of a pod whose facts change too often, until the limit allows a request.
-    /// The plugin then asks the API server for the pod.
+    /// Removes the file of a pod whose facts change too often, until the limit allows a request.
+    /// Meanwhile the plugin asks the API server for the pod.
     fn postpone(&mut self, pod: NodePod) {
         let why = "its annotations or containers change too often";
-        let problem = self.withdraw(&pod.pod, why, false);
-        let known = self.published.entry(pod.pod.uid.clone()).or_default();
+        // A new list would not help: the pod is published as soon as the limit allows a request.
+        let is_temporary = false;
+        let problem = self.withdraw(&pod.pod, why, is_temporary);
+        let known = self.known_pods.entry(pod.pod.uid.clone()).or_default();
         known.facts = Box::default();
         known.problem = Some(problem);
         if !known.bypass_reasons.contains(&Reason::Unknown) {
@@ -240,12 +249,12 @@ impl Publisher {
         self.postponed.insert(pod.pod.uid.clone(), pod);
     }
 
-    /// Publishes the pods that the limit allows again.
+    /// Publishes the postponed pods for which the limit now allows a request.
     fn publish_postponed(&mut self) {
         let now = Instant::now();
         let uids: Vec<String> = self.postponed.keys().cloned().collect();
         for uid in uids {
-            if self.requests.is_due(&uid, now)
+            if self.request_limit.is_due(&uid, now)
                 && let Some(pod) = self.postponed.remove(&uid)
             {
                 self.publish(pod);
@@ -269,16 +278,18 @@ impl Publisher {
         match pod_copy::publish(&self.run_dir, pod.clone(), decision) {
             Ok(()) => KnownPod { facts, problem: None, bypass_reasons, has_ipv6 },
             Err(error) => KnownPod {
-                // Without facts, the next update of the pod retries.
+                // The facts are not remembered, so that the next update of the pod publishes it
+                // again even if its facts are the same.
                 facts: Box::default(),
-                problem: Some(self.withdraw(pod, &error.to_string(), may_pass(&error))),
+                problem: Some(self.withdraw(pod, &error.to_string(), is_temporary(&error))),
                 bypass_reasons,
                 has_ipv6,
             },
         }
     }
 
-    /// Writes the file of a pod whose facts are too large, which a new list does not change.
+    /// Writes the file of a pod whose facts are too large. The file says only that the pod is
+    /// meshed, and that its facts are too large.
     fn write_too_large(
         &self,
         pod: &PodRef,
@@ -291,9 +302,10 @@ impl Publisher {
                     "pod {pod} is not published: its annotations and containers need more than \
                      {FACTS_LIMIT} bytes, so the plugin asks the API server when the pod starts"
                 ),
-                may_pass: false,
+                // The facts are as large in a new list.
+                is_temporary: false,
             },
-            Err(error) => self.withdraw(pod, &error.to_string(), may_pass(&error)),
+            Err(error) => self.withdraw(pod, &error.to_string(), is_temporary(&error)),
         };
         let bypass_reasons = vec![Reason::Unknown];
         KnownPod { facts, problem: Some(problem), bypass_reasons, has_ipv6 }
@@ -302,33 +314,36 @@ impl Publisher {
     /// Returns why traffic of a redirected pod bypasses the proxy, each reason once.
     fn bypass_reasons(&self, pod: &PodRef, own: &ObjectFacts, facts: &PodFacts) -> Vec<Reason> {
         let verdict = verdict(&self.config, pod, PodView::Complete(facts));
-        let paths = bypass_paths(&self.config, &verdict, own, facts, true);
+        // Whether the pod has an IPv6 address is known only later, so `KnownPod` decides on that.
+        let has_ipv6 = true;
+        let paths = bypass_paths(&self.config, &verdict, own, facts, has_ipv6);
         let mut reasons: Vec<Reason> = paths.iter().map(|path| path.reason).collect();
         reasons.dedup();
         reasons
     }
 
-    /// Removes the file of a pod that cannot be published because of `problem`.
-    fn withdraw(&self, pod: &PodRef, problem: &str, may_pass: bool) -> PodProblem {
-        let mut text = format!("pod {pod} is not published: {problem}");
+    /// Removes the file of a pod that cannot be published, for the reason `why`.
+    fn withdraw(&self, pod: &PodRef, why: &str, is_temporary: bool) -> PodProblem {
+        let mut text = format!("pod {pod} is not published: {why}");
         if let Err(error) = pod_copy::remove(&self.run_dir, pod) {
             text = format!("{text}; {error}");
         }
-        PodProblem { text, may_pass }
+        PodProblem { text, is_temporary }
     }
 
+    /// Removes a pod that was deleted or has ended.
     fn remove(&mut self, metadata: &Metadata) {
         let pod = runtime_pod(metadata);
-        self.published.remove(&pod.uid);
+        self.known_pods.remove(&pod.uid);
         self.postponed.remove(&pod.uid);
-        self.requests.forget(&pod.uid);
+        self.request_limit.forget(&pod.uid);
         if let Err(error) = pod_copy::remove(&self.run_dir, &pod) {
             self.copy_problem = Some(error.to_string());
         }
     }
 
-    /// Takes the lock, unless it is held. Returns whether the file of a lock that was held, and so
-    /// the directory, was removed.
+    /// Takes the lock, unless this agent holds it. Returns whether the copy was removed: whether
+    /// the lock was held and the file of the lock is missing.
     fn hold_lock(&mut self) -> bool {
         if let Some(lock) = &self.lock {
             if lock.is_in_place(&self.run_dir) {
@@ -339,7 +354,7 @@ impl Publisher {
         }
         match Lock::take(&self.run_dir) {
             Ok(lock) => {
-                let count = self.published_pods();
+                let count = self.count_published_pods();
                 info!("{count} pods of this node are published for the plugin");
                 self.lock = Some(lock);
             }
@@ -348,18 +363,19 @@ impl Publisher {
         false
     }
 
-    /// Releases the lock after [`FAILURES`]. Waits longer after [`DENIALS`].
-    fn watch_failed(&mut self, error: &pod_watch::Error) {
+    /// Counts a failure of the watch. Releases the lock after [`FAILURES_TO_RELEASE`]. Waits for
+    /// long after [`FAILURES_TO_WAIT_LONG`] if the permission is missing.
+    fn record_failed_watch(&mut self, error: &pod_watch::Error) {
         self.failures += 1;
-        let is_lost = self.failures >= FAILURES;
+        let is_lost = self.failures >= FAILURES_TO_RELEASE;
         if is_lost {
             self.lock = None;
         }
         let is_denied = error.is_denied() && is_lost;
-        let what = if is_denied { DENIED } else { "cannot watch the pods of this node" };
-        self.watch_problem = Some(format!("{what}: {error}"));
+        let problem = if is_denied { DENIED } else { "cannot watch the pods of this node" };
+        self.watch_problem = Some(format!("{problem}: {error}"));
         self.report();
-        if is_denied && self.failures >= DENIALS {
+        if is_denied && self.failures >= FAILURES_TO_WAIT_LONG {
             thread::sleep(between(LONG_WAIT, 2 * LONG_WAIT));
         }
     }
@@ -374,36 +390,39 @@ impl Publisher {
             }
         }
         self.status.set_pod_copy(PodCopyStatus {
-            published: self.published_pods(),
+            published: self.count_published_pods(),
             current: self.lock.is_some(),
             problem: problems.first().cloned(),
-            bypasses: self.bypassing_pods(),
+            bypasses: self.count_bypassing_pods(),
         });
         self.logged = problems.into_iter().collect();
         self.watch_problem.is_some()
             || self.copy_problem.is_some()
-            || self.pod_problems().any(|problem| problem.may_pass)
+            || self.pod_problems().any(|problem| problem.is_temporary)
     }
 
-    /// Returns all problems: of the watch, of the copy, then of single pods.
+    /// Returns all problems: that of the watch, that of the copy, then those of single pods.
     fn problems(&self) -> Vec<String> {
-        let of_pods = self.pod_problems().map(|problem| &problem.text);
-        self.watch_problem.iter().chain(&self.copy_problem).chain(of_pods).cloned().collect()
+        let mut problems = Vec::new();
+        problems.extend(self.watch_problem.clone());
+        problems.extend(self.copy_problem.clone());
+        problems.extend(self.pod_problems().map(|problem| problem.text.clone()));
+        problems
     }
 
     fn pod_problems(&self) -> impl Iterator<Item = &PodProblem> {
-        self.published.values().filter_map(|pod| pod.problem.as_ref())
+        self.known_pods.values().filter_map(|pod| pod.problem.as_ref())
     }
 
-    fn published_pods(&self) -> usize {
-        self.published.values().filter(|pod| pod.problem.is_none()).count()
+    fn count_published_pods(&self) -> usize {
+        self.known_pods.values().filter(|pod| pod.problem.is_none()).count()
     }
 
     /// Counts the pods with a path around the proxy, by the label of the reason.
-    fn bypassing_pods(&self) -> BTreeMap<String, usize> {
+    fn count_bypassing_pods(&self) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for reason in Reason::ALL {
-            let count = self.published.values().filter(|pod| pod.bypasses(*reason)).count();
+            let count = self.known_pods.values().filter(|pod| pod.bypasses(*reason)).count();
             if count > 0 {
                 counts.insert(reason.label().to_owned(), count);
             }
@@ -412,8 +431,9 @@ impl Publisher {
     }
 }
 
-/// Whether a later attempt to write the pod's file may succeed. A UID that is no file name stays.
-fn may_pass(error: &pod_copy::Error) -> bool {
+/// Returns whether a later attempt to write the pod's file may succeed. It cannot succeed if the
+/// UID of the pod is not a valid file name.
+fn is_temporary(error: &pod_copy::Error) -> bool {
     !matches!(error, pod_copy::Error::Uid(_))
 }
 
@@ -424,7 +444,7 @@ fn needs_request(own: &Decision<ObjectFacts>) -> bool {
     }
 }
 
-/// Reads the plugin entry that the agent installs. The default if it is invalid.
+/// Reads the plugin entry that the agent installs. Returns the default if the entry is invalid.
 fn plugin_config(settings: &Settings) -> Config {
     let Ok(entry) = settings.plugin_entry() else { return Config::default() };
     match serde_json::from_str::<Object>(entry.text()) {

@@ -1,19 +1,22 @@
-//! Limits the requests for other objects that the changes of one pod cost: its author can change
-//! its annotations at any rate. Pure.
+//! Limits how many requests for other objects the changes of one pod cause, because the author of a
+//! pod can change its annotations at any rate. Pure.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::backoff::RateLimit;
 
-/// Changes of a pod that cost a request each at once.
+/// Number of changes of a pod that may each cause a request at once.
 const BURST: u32 = 4;
-/// Time between two requests after such a burst. The changes in between are coalesced.
+/// Time between two requests for a pod after such a burst. Only the last change in this time causes
+/// a request.
 const INTERVAL: Duration = Duration::from_secs(20);
 
-/// The limit of each pod, by UID.
 #[derive(Debug, Default)]
-pub struct RequestLimit(BTreeMap<String, RateLimit>);
+pub struct RequestLimit {
+    /// The limit of each pod, by UID.
+    limits: BTreeMap<String, RateLimit>,
+}
 
 impl RequestLimit {
     /// Returns whether a request for the pod is allowed now, and counts that request.
@@ -21,14 +24,14 @@ impl RequestLimit {
         if !self.is_due(uid, now) {
             return false;
         }
-        let limit = self.0.entry(uid.to_owned());
+        let limit = self.limits.entry(uid.to_owned());
         limit.or_insert_with(|| RateLimit::new(INTERVAL, BURST, now)).count(now);
         true
     }
 
     /// Returns whether a request for the pod is allowed now.
     pub fn is_due(&self, uid: &str, now: Instant) -> bool {
-        match self.0.get(uid) {
+        match self.limits.get(uid) {
             Some(limit) => limit.due() <= now,
             None => true,
         }
@@ -36,7 +39,7 @@ impl RequestLimit {
 
     /// Forgets a deleted pod.
     pub fn forget(&mut self, uid: &str) {
-        self.0.remove(uid);
+        self.limits.remove(uid);
     }
 }
 
@@ -45,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_costs_a_burst_of_requests_and_then_one_an_interval() {
+    fn a_pod_may_cause_a_burst_of_requests_and_then_one_in_each_interval() {
         let begin = Instant::now();
         let mut limit = RequestLimit::default();
         let mut allowed = 0;

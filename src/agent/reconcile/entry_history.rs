@@ -1,4 +1,5 @@
-//! Remembers where and since when the plugin entry was missing, for the metrics.
+//! Remembers for the metrics from which network configs the plugin entry was removed, and how long
+//! it was missing.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,14 +14,14 @@ use crate::node::install::network_configs::{Change, ConfigWrite};
 pub struct EntryHistory {
     /// Names of all network configs to which this agent ever chained the plugin.
     chained: BTreeSet<String>,
-    /// When the last pass found that the active conflist lacked the plugin entry. `None`: the
-    /// active conflist had the entry.
+    /// When the last pass found that the active conflist lacked the plugin entry. `None` if the
+    /// last pass found the entry.
     lacked_at: Option<Instant>,
 }
 
 impl EntryHistory {
-    /// Returns the time since the last pass if the active conflist lacked the plugin entry then.
-    /// Without an active conflist no pod can start.
+    /// Returns the time since the last pass if the active conflist lacked the plugin entry then,
+    /// else zero. Time without an active conflist does not count, because no pod can start then.
     pub fn time_without_entry(&mut self, mode: &ChainMode, configs: &[ConfigFile]) -> Duration {
         let lacked_at = self.lacked_at.take();
         if plan::called_config(configs).is_none() {
@@ -30,7 +31,7 @@ impl EntryHistory {
             self.lacked_at = Some(Instant::now());
         }
         match lacked_at {
-            Some(since) => since.elapsed(),
+            Some(last_pass) => last_pass.elapsed(),
             None => Duration::ZERO,
         }
     }

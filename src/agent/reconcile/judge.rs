@@ -62,10 +62,11 @@ pub enum SelfTestState {
 #[derive(Debug, Default)]
 pub struct Judgement {
     pub findings: Vec<(Subject, Finding)>,
-    /// The pass wrote to the host. The next pass verifies the write.
+    /// Whether the pass wrote to the host, so that the next pass has to verify what it wrote.
     pub wrote: bool,
-    /// Latest time of the next pass, if earlier than the resync.
-    pub next: Option<Instant>,
+    /// When a step or a check of the pass needs the next pass. `None` if the resync is early
+    /// enough.
+    pub next_pass_at: Option<Instant>,
     /// What `/ready` and `/status` show of the pass.
     pub status: StatusBody,
 }
@@ -83,16 +84,16 @@ impl Installed {
         self.host_name == HostName::Replaced || self.kubeconfig.writes > 0
     }
 
-    /// Returns whether all files are correct, and were so before this pass.
+    /// Returns whether all files are correct, and were correct before this pass.
     pub fn is_settled(&self) -> bool {
         let findings = file_findings(self);
-        let parts = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
-        !self.wrote() && parts.iter().all(|part| why_unready(&findings, part).is_none())
+        let subjects = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
+        !self.wrote() && subjects.iter().all(|subject| why_unready(&findings, subject).is_none())
     }
 }
 
-/// Judges a pass, in which the install steps had the outcome `installed`, and the checks found
-/// `verified`.
+/// Judges a pass by the outcomes of its install steps (`installed`) and by what its checks have
+/// found (`verified`).
 pub fn judge(installed: &Installed, verified: &Verified) -> Judgement {
     let mut findings = file_findings(installed);
     findings.extend(verified_findings(verified));
@@ -115,13 +116,15 @@ pub fn judge(installed: &Installed, verified: &Verified) -> Judgement {
         token_expires: verified.token_expires,
         ..StatusBody::default()
     };
-    let next = next_pass(installed, verified);
-    Judgement { next, ..Judgement::new(findings, installed.wrote(), status) }
+    let next_pass_at = next_pass_at(installed, verified);
+    Judgement { next_pass_at, ..Judgement::new(findings, installed.wrote(), status) }
 }
 
 /// Judges a pass that wrote nothing, because a CNI directory is no longer the node's.
 pub fn judge_stale_mounts(why: String) -> Judgement {
-    Judgement::new(vec![(Subject::Mounts, Problem(why))], false, StatusBody::default())
+    let findings = vec![(Subject::Mounts, Problem(why))];
+    let wrote = false;
+    Judgement::new(findings, wrote, StatusBody::default())
 }
 
 /// Returns the subject of problems with `file`.
@@ -162,9 +165,10 @@ fn file_findings(installed: &Installed) -> Vec<(Subject, Finding)> {
     }
     findings.extend(contention_findings(&installed.contended));
     if let Some(why) = outcome.problem.clone() {
-        // Without a kubeconfig the plugin is not chained, and only that cause is logged.
-        let is_waiting = matches!(decision.missing(), Some(Waiting(_)));
-        let finding = if is_waiting { Waiting(why) } else { Problem(why) };
+        // While the agent waits for the kubeconfig, the plugin is not chained. This consequence is
+        // not logged as a problem of its own.
+        let awaits_kubeconfig = matches!(decision.missing(), Some(Waiting(_)));
+        let finding = if awaits_kubeconfig { Waiting(why) } else { Problem(why) };
         findings.push((Subject::NetworkConfig, finding));
     }
     if let Some(why) = &installed.binaries.warning {
@@ -182,14 +186,15 @@ fn file_findings(installed: &Installed) -> Vec<(Subject, Finding)> {
     findings
 }
 
-/// Returns what contention means for readiness: without their plugin entry, network configs make
-/// the node unready.
+/// Returns the findings about files under contention. A network config from which another program
+/// keeps removing the plugin entry is a problem, so that the node is not ready. Any other file is a
+/// warning.
 fn contention_findings(contended: &[ContendedFile]) -> Vec<(Subject, Finding)> {
     let mut findings = Vec::new();
-    let mut removals = Vec::new();
+    let mut removed_entries = Vec::new();
     for ContendedFile { file, .. } in contended {
         match file {
-            WrittenFile::ConfigWithoutEntry(_) => removals.push(file.to_string()),
+            WrittenFile::ConfigWithoutEntry(_) => removed_entries.push(file.to_string()),
             WrittenFile::Binaries(_)
             | WrittenFile::Kubeconfig(_)
             | WrittenFile::ConfigWithEntry(_) => {
@@ -197,8 +202,8 @@ fn contention_findings(contended: &[ContendedFile]) -> Vec<(Subject, Finding)> {
             }
         }
     }
-    if !removals.is_empty() {
-        findings.push((Subject::NetworkConfig, Problem(removals.join("; "))));
+    if !removed_entries.is_empty() {
+        findings.push((Subject::NetworkConfig, Problem(removed_entries.join("; "))));
     }
     findings
 }
@@ -220,16 +225,17 @@ fn verified_findings(verified: &Verified) -> Vec<(Subject, Finding)> {
         | SelfTestState::NotStarted => {}
     }
     if verified.pods_awaited_until.is_some() {
-        // Before the agent has listed the pods, a pod may start without rules if its annotations do
-        // not show that it has a proxy.
+        // The node is not ready, because the plugin may have to decide by the annotations of a pod
+        // until the pods are listed. If these do not show that the pod has a proxy, the pod starts
+        // without redirect rules.
         let why = "the pods of this node are not listed yet";
         findings.push((Subject::PodCopy, Waiting(why.into())));
     }
     findings
 }
 
-/// Returns when the next pass has to run: the earliest time that a step or a check asks for.
-fn next_pass(installed: &Installed, verified: &Verified) -> Option<Instant> {
+/// Returns the earliest time at which a step or a check needs the next pass.
+fn next_pass_at(installed: &Installed, verified: &Verified) -> Option<Instant> {
     let mut times = vec![
         installed.kept.until,
         installed.token.allowed_at,
@@ -245,15 +251,15 @@ fn next_pass(installed: &Installed, verified: &Verified) -> Option<Instant> {
 }
 
 impl Judgement {
-    /// Completes `status` by what follows from the `findings`.
+    /// Returns a judgement with these `findings`. Adds to `status` what follows from them.
     fn new(findings: Vec<(Subject, Finding)>, wrote: bool, status: StatusBody) -> Judgement {
         let not_ready = not_ready(&findings, wrote);
         let problems = problems_by_key(logged(&findings));
         let status = StatusBody { not_ready, problems, ..status };
-        Judgement { findings, wrote, next: None, status }
+        Judgement { findings, wrote, next_pass_at: None, status }
     }
 
-    /// Adds the `findings` of others than the pass, which do not decide on readiness.
+    /// Adds `findings` that are not of the pass itself, and do not decide on readiness.
     pub fn add(&mut self, findings: Vec<(Subject, Finding)>) {
         self.findings.extend(findings);
         self.status.problems = problems_by_key(logged(&self.findings));
@@ -288,19 +294,20 @@ fn logged(findings: &[(Subject, Finding)]) -> BTreeMap<Subject, String> {
     warnings
 }
 
-/// Returns why the node is not ready: deciding subjects with a problem, or that the pass wrote.
+/// Returns why the node is not ready. The reasons are the subjects that decide on readiness and are
+/// not correct, or else that the pass wrote files.
 fn not_ready(findings: &[(Subject, Finding)], wrote: bool) -> Option<String> {
     let subjects: BTreeSet<&Subject> = findings.iter().map(|(subject, _)| subject).collect();
-    let mut unready = Vec::new();
+    let mut reasons = Vec::new();
     for subject in subjects {
         if subject.decides_readiness()
             && let Some(why) = why_unready(findings, subject)
         {
-            unready.push(format!("{subject}: {why}"));
+            reasons.push(format!("{subject}: {why}"));
         }
     }
-    if !unready.is_empty() {
-        return Some(unready.join("; "));
+    if !reasons.is_empty() {
+        return Some(reasons.join("; "));
     }
     if wrote {
         return Some("files were just written and are not verified yet".into());
@@ -308,12 +315,16 @@ fn not_ready(findings: &[(Subject, Finding)], wrote: bool) -> Option<String> {
     None
 }
 
-/// Returns the first finding about `subject` with which the node is not ready.
+/// Returns the first finding about `subject` that makes the node not ready.
 fn why_unready<'f>(findings: &'f [(Subject, Finding)], subject: &Subject) -> Option<&'f str> {
-    findings.iter().find_map(|(found, finding)| match finding {
-        Problem(why) | Waiting(why) if found == subject => Some(&**why),
-        _ => None,
-    })
+    for (found_subject, finding) in findings {
+        if let Problem(why) | Waiting(why) = finding
+            && found_subject == subject
+        {
+            return Some(why);
+        }
+    }
+    None
 }
 
 #[cfg(test)]

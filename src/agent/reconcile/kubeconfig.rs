@@ -1,7 +1,7 @@
 //! Decides which kubeconfig belongs on the host, and checks that the API server accepts its token.
 
 use super::findings::Finding::{self, Problem, Waiting, Warning};
-use super::plugin_token::{PluginToken, content};
+use super::plugin_token::{PluginToken, read_text};
 use crate::agent::api_thread::server_address::ServerAddress;
 use crate::agent::api_thread::{ApiHandle, TokenValidity};
 use crate::agent::settings::Settings;
@@ -15,17 +15,17 @@ const NOT_RESPONDED: &str = "the API server has not responded yet";
 pub enum DesiredKubeconfig {
     /// The kubeconfig of this agent.
     Own { text: String, token: String },
-    /// The kubeconfig of a newer agent, with its token.
-    NewerAgents { token: String },
-    /// The kubeconfig of an upstream agent.
-    UpstreamAgents,
+    /// The kubeconfig on the host, which a newer agent wrote, with this token.
+    OfNewerAgent { token: String },
+    /// The kubeconfig on the host, which an upstream agent wrote.
+    OfUpstreamAgent,
     /// The kubeconfig on the host, whoever wrote it, because this agent is stopping.
     OnHost,
-    /// No kubeconfig can be written yet.
+    /// None, because the agent cannot write a kubeconfig yet, for this reason.
     Missing(Finding),
 }
 
-/// Decision which kubeconfig belongs on the host.
+/// The decision which kubeconfig belongs on the host.
 pub struct KubeconfigDecision {
     pub desired: DesiredKubeconfig,
     /// Why the API server's name cannot be resolved, while its last address stays in use.
@@ -41,31 +41,32 @@ impl From<DesiredKubeconfig> for KubeconfigDecision {
 }
 
 impl KubeconfigDecision {
-    /// Returns the text to write to the host, if any.
-    pub fn text(&self) -> Option<&str> {
+    /// Returns the text that this agent has to write to the host. `None` if the kubeconfig on the
+    /// host stays as it is.
+    pub fn text_to_write(&self) -> Option<&str> {
         match &self.desired {
             DesiredKubeconfig::Own { text, .. } => Some(text),
-            DesiredKubeconfig::NewerAgents { .. }
-            | DesiredKubeconfig::UpstreamAgents
+            DesiredKubeconfig::OfNewerAgent { .. }
+            | DesiredKubeconfig::OfUpstreamAgent
             | DesiredKubeconfig::OnHost
             | DesiredKubeconfig::Missing(_) => None,
         }
     }
 
-    /// Returns why there is no kubeconfig for the plugin.
+    /// Returns why there is no kubeconfig for the plugin. `None` if there is one.
     pub fn missing(&self) -> Option<&Finding> {
         match &self.desired {
             DesiredKubeconfig::Missing(why) => Some(why),
             DesiredKubeconfig::Own { .. }
-            | DesiredKubeconfig::NewerAgents { .. }
-            | DesiredKubeconfig::UpstreamAgents
+            | DesiredKubeconfig::OfNewerAgent { .. }
+            | DesiredKubeconfig::OfUpstreamAgent
             | DesiredKubeconfig::OnHost => None,
         }
     }
 }
 
-/// Decides which kubeconfig belongs on the host: no kubeconfig without a token, and the kubeconfig
-/// of another agent (`kept`) if it stays in use.
+/// Decides which kubeconfig belongs on the host. `kept` is the other agent whose files stay in use,
+/// if there is one. `token` is the token for the kubeconfig of this agent.
 pub fn decide(
     settings: &Settings,
     api: &ApiHandle,
@@ -74,7 +75,8 @@ pub fn decide(
     token: &PluginToken,
     observed: &Observed,
 ) -> KubeconfigDecision {
-    // The decision to uninstall needs this token: the agent's own token ends with its pod.
+    // An agent that is stopping keeps the kubeconfig on the host. It needs the token there to
+    // decide whether to uninstall, because its own token becomes invalid with its pod.
     if is_stopping && observed.token().is_some() {
         return DesiredKubeconfig::OnHost.into();
     }
@@ -89,65 +91,72 @@ pub fn decide(
         )),
         _ => None,
     };
-    let (access, text) = match (own_access(settings, address), token.text.clone()) {
-        (Ok(access), Ok(text)) => (access, text),
+    let (access, plugin_token) = match (own_access(settings, address), token.text.clone()) {
+        (Ok(access), Ok(plugin_token)) => (access, plugin_token),
         (Err(why), _) | (Ok(_), Err(why)) => {
             let desired = DesiredKubeconfig::Missing(why);
             return KubeconfigDecision { desired, address_error, request_error: None };
         }
     };
     let request_error = token.request_error.clone();
-    let desired = choose(api, kept, access, text, observed);
+    let desired = choose_writer(api, kept, access, plugin_token, observed);
     KubeconfigDecision { desired, address_error, request_error }
 }
 
-/// Chooses between the kubeconfig of this agent, with `access` and `token`, and the kubeconfig of
-/// the other agent whose files stay in use. The kubeconfig of a newer agent stays unless the API
-/// server rejects its token.
-fn choose(
+/// Chooses whose kubeconfig belongs on the host: that of this agent, with `access` and `token`, or
+/// that of the other agent whose files stay in use. The kubeconfig of a newer agent stays unless
+/// the API server rejects its token.
+fn choose_writer(
     api: &ApiHandle,
     kept: Option<OtherAgent>,
     access: ApiAccess,
     token: String,
     observed: &Observed,
 ) -> DesiredKubeconfig {
-    match (kept, observed.token()) {
-        (Some(OtherAgent::Newer), Some(found))
-            if !matches!(api.token_status(found, false).validity, TokenValidity::Rejected(_)) =>
-        {
-            DesiredKubeconfig::NewerAgents { token: found.to_owned() }
+    match kept {
+        Some(OtherAgent::Upstream) => return DesiredKubeconfig::OfUpstreamAgent,
+        Some(OtherAgent::Newer) => {
+            if let Some(found) = observed.token()
+                && !is_rejected(api, found)
+            {
+                return DesiredKubeconfig::OfNewerAgent { token: found.to_owned() };
+            }
         }
-        (Some(OtherAgent::Upstream), _) => DesiredKubeconfig::UpstreamAgents,
-        (Some(OtherAgent::Newer) | None, _) => {
-            let text = kubeconfig::render(&ApiAccess { token: Some(token.clone()), ..access });
-            DesiredKubeconfig::Own { text, token }
-        }
+        None => {}
     }
+    let text = kubeconfig::render(&ApiAccess { token: Some(token.clone()), ..access });
+    DesiredKubeconfig::Own { text, token }
 }
 
-/// Returns what is wrong with the token in the kubeconfig that `decision` put on the host.
-/// `is_new`: the kubeconfig was written just now.
+/// Returns whether the API server is known to reject `token`, which was found on the host.
+fn is_rejected(api: &ApiHandle, token: &str) -> bool {
+    let was_written = false;
+    matches!(api.token_status(token, was_written).validity, TokenValidity::Rejected(_))
+}
+
+/// Returns what is wrong with the token in the kubeconfig on the host, after `decision` was carried
+/// out. `was_written` says whether this pass wrote the kubeconfig.
 ///
-/// An unreachable API server is only a warning, as upstream's agent sends no requests. The
-/// exception: the plugin has a ServiceAccount of its own, and the API server has not responded
-/// since the start. Then the node is not ready.
+/// If the API server is unreachable, that is usually only a warning: the node becomes ready as with
+/// upstream's agent, which sends no requests. But if the plugin has a ServiceAccount of its own and
+/// the API server has not responded since the start of this agent, the node is not ready.
 pub fn check_token(
     settings: &Settings,
     api: &ApiHandle,
     decision: &KubeconfigDecision,
-    is_new: bool,
+    was_written: bool,
 ) -> Option<Finding> {
     let has_account = settings.plugin_account.is_some();
     let token = match &decision.desired {
-        DesiredKubeconfig::Own { token, .. } | DesiredKubeconfig::NewerAgents { token } => token,
-        DesiredKubeconfig::UpstreamAgents if has_account && !api.history().has_responded() => {
+        DesiredKubeconfig::Own { token, .. } | DesiredKubeconfig::OfNewerAgent { token } => token,
+        DesiredKubeconfig::OfUpstreamAgent if has_account && !api.history().has_responded() => {
             return Some(Waiting(NOT_RESPONDED.into()));
         }
-        DesiredKubeconfig::UpstreamAgents
+        DesiredKubeconfig::OfUpstreamAgent
         | DesiredKubeconfig::OnHost
         | DesiredKubeconfig::Missing(_) => return None,
     };
-    let status = api.token_status(token, is_new);
+    let status = api.token_status(token, was_written);
     let request_error = match &decision.request_error {
         Some(why) => format!("; {why}"),
         None => String::new(),
@@ -165,9 +174,10 @@ pub fn check_token(
     Some(Warning(format!("cannot check the token in the kubeconfig: {error}")))
 }
 
-/// Reads the API server's address, the CA and the agent's own token, with which the agent also
-/// requests the token of a plugin's ServiceAccount. `resolved` is the address if the settings have
-/// a host name. No error contains a credential.
+/// Reads how the agent itself reaches the API server: the address, the CA and the agent's own
+/// token. The own token is always needed, because the agent also requests the plugin's token with
+/// it. `resolved` is the address to which the API server's name resolves, if the settings have a
+/// name. No error contains a credential.
 fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess, Finding> {
     let Some(host) = settings.api_host.as_deref() else {
         return Err(Problem("KUBERNETES_SERVICE_HOST is not set".into()));
@@ -189,10 +199,10 @@ fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess,
             )));
         }
     };
-    let token = Some(content(&settings.service_account_dir.join("token")).map_err(Problem)?);
+    let token = Some(read_text(&settings.service_account_dir.join("token")).map_err(Problem)?);
     let ca = match &settings.ca_file {
-        None => content(&settings.service_account_dir.join("ca.crt")),
-        Some(path) => content(path).map_err(|why| {
+        None => read_text(&settings.service_account_dir.join("ca.crt")),
+        Some(path) => read_text(path).map_err(|why| {
             let path = path.display();
             format!(
                 "KUBE_CA_FILE={path}: {why}; set it to a file with CA certificates, or unset it"

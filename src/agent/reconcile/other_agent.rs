@@ -14,19 +14,20 @@ use crate::node::binaries::Binaries;
 use crate::node::observed::Observed;
 use crate::node::upstream_kubeconfig::UpstreamKubeconfig;
 
-/// What the agent remembers of other agents on the node.
+/// What this agent remembers of other agents on the node.
 pub struct OtherAgents {
     yielding: Yielding,
     pub upstream_kubeconfig: UpstreamKubeconfig,
-    /// The other agent whose plugin entry stays in use, as logged last.
+    /// The other agent whose plugin entry is in use according to the log.
     logged: Option<OtherAgent>,
 }
 
-/// The agent whose plugin binary and kubeconfig on the host stay in use.
+/// Decision whether another agent's plugin binary and kubeconfig on the host stay in use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeptFiles {
+    /// The agent whose files stay in use. `None` if this agent writes its own.
     pub agent: Option<OtherAgent>,
-    /// When to decide again.
+    /// When to decide again. `None` if there is no such time.
     pub until: Option<Instant>,
 }
 
@@ -35,7 +36,7 @@ pub struct KeptFiles {
 pub struct YieldedEntry {
     pub agent: OtherAgent,
     pub entry: Entry,
-    /// When to decide again.
+    /// When to decide again. `None` if there is no such time.
     pub until: Option<Instant>,
 }
 
@@ -48,13 +49,15 @@ impl OtherAgents {
         }
     }
 
-    /// Returns the agent whose plugin binary and kubeconfig on the host stay in use. `compared` are
-    /// the plugin binaries that were compared, `own` is the plugin entry of this agent.
+    /// Decides whether another agent's plugin binary and kubeconfig on the host stay in use. `own`
+    /// is the plugin entry of this agent.
     ///
-    /// An upstream agent's files stay only if the API server has a host name: upstream's kubeconfig
-    /// has that name, which only upstream's plugin resolves. Upstream's agent writes the plugin
-    /// only at its start, so the binary must survive the end of this agent, also by SIGKILL.
-    pub fn kept_files(
+    /// The files of a newer agent stay. The files of an upstream agent stay only if the settings
+    /// name the API server by a host name. Upstream's kubeconfig then has that name, which only
+    /// upstream's plugin resolves. This agent must not overwrite that plugin, because upstream's
+    /// agent writes it only at its start. If this agent were killed, nobody would restore the
+    /// plugin.
+    pub fn decide_kept_files(
         &self,
         settings: &Settings,
         newer_agent_runs: bool,
@@ -72,7 +75,8 @@ impl OtherAgents {
         if stale.is_ok_and(|stale| stale.is_empty()) {
             return KeptFiles::default();
         }
-        // Upstream's agent writes the binary first, and the plugin entry last.
+        // Another plugin is on the host. If it was written just now, an upstream agent is probably
+        // installing: it writes the binary first and the plugin entry last. Its entry may follow.
         let changed = files::changed_at(&settings.node.bin_dir.join(PLUGIN));
         let age = changed.and_then(|changed| changed.elapsed().ok());
         let now = Instant::now();
@@ -87,9 +91,9 @@ impl OtherAgents {
         KeptFiles::default()
     }
 
-    /// Decides whether another agent's plugin entry stays in use, and returns that entry. Logs each
-    /// change of the decision, except while this agent only tries whether its own entry, `own`,
-    /// stays in the conflist.
+    /// Decides whether another agent's plugin entry stays in use, and returns that entry. `own` is
+    /// the plugin entry of this agent. Logs each change of the decision, but not while this agent
+    /// has written its own entry only to find out whether an upstream agent overwrites it.
     pub fn decide_entry_in_use(
         &mut self,
         settings: &NodeSettings,
@@ -99,9 +103,9 @@ impl OtherAgents {
     ) -> Option<YieldedEntry> {
         let now = Instant::now();
         let NodeSettings { kubeconfig_on_host, mode, .. } = settings;
-        let chosen =
+        let entry_in_use =
             self.yielding.choose(own, kubeconfig_on_host, mode, configs, newer_agent_runs, now);
-        let Some((agent, entry)) = chosen else {
+        let Some((agent, entry)) = entry_in_use else {
             if self.logged.is_some() && !self.yielding.is_trying(now) {
                 info!(
                     "no other agent's plugin entry is in use; this agent manages the plugin again"
@@ -117,7 +121,7 @@ impl OtherAgents {
         Some(YieldedEntry { agent, entry, until: self.yielding.until })
     }
 
-    /// Restores the kubeconfig of an upstream agent that chains the plugin. Returns whether one
+    /// Restores the kubeconfig of an upstream agent if one chains the plugin. Returns whether one
     /// does.
     pub fn restore_upstream_kubeconfig(&self, settings: &NodeSettings, own: &Entry) -> bool {
         let Ok(configs) = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name) else {

@@ -17,26 +17,28 @@ pub struct PluginToken {
     pub text: Result<String, Finding>,
     /// Why the last TokenRequest failed.
     pub request_error: Option<String>,
-    /// When a node where nothing is installed may get the token.
+    /// When the first install of the node no longer has to wait with the token. `None` if it does
+    /// not wait.
     pub allowed_at: Option<Instant>,
 }
 
-/// Source of the plugin's token.
+/// Chooses the plugin's token, and remembers the one on the host.
 #[derive(Default)]
 pub struct TokenSource {
-    /// The last token found in the kubeconfig on the host. In use until a new token is issued.
+    /// The last token that was found in the kubeconfig on the host. It is used until a new token is
+    /// issued.
     found_on_host: Option<String>,
 }
 
 impl TokenSource {
-    /// Returns the token of the plugin's ServiceAccount, or the token found on the host while none
-    /// is issued. An expired or revoked token stays until another token replaces it. The first
-    /// install of a node may have to wait for its token.
+    /// Returns the token that was issued for the plugin's ServiceAccount. Until one is issued,
+    /// returns the token that was found on the host. An expired or revoked token is returned until
+    /// another token replaces it. The first install of a node may have to wait for its token.
     ///
-    /// Returns the agent's own token only if the plugin has no ServiceAccount of its own, as in
-    /// upstream's chart: a process that reads the host's files must not get the agent's
-    /// permissions. That holds during an outage too, and after a denied TokenRequest: a starting
-    /// API server denies requests.
+    /// Returns the agent's own token only if the plugin has no ServiceAccount of its own, as with
+    /// upstream's chart. Otherwise a process that reads the host's files would get the agent's
+    /// permissions. So the agent's own token is not used as a substitute, even if the API server is
+    /// unreachable or has denied the TokenRequest, which it may also do while it starts.
     pub fn token(
         &mut self,
         settings: &Settings,
@@ -52,13 +54,13 @@ impl TokenSource {
             FirstInstall::Possible | FirstInstall::Rejected => None,
         };
         let Some(account) = &settings.plugin_account else {
-            let own = content(&settings.service_account_dir.join("token")).map_err(Problem);
-            let text = check(first_install).and(own);
+            let own_token = read_text(&settings.service_account_dir.join("token"));
+            let text = check_first_install(first_install).and(own_token.map_err(Problem));
             return PluginToken { text, request_error: None, allowed_at };
         };
         let TokenRequestResults { token, error } = api.token_requests();
         if let Some(issued) = token {
-            let text = check(first_install).map(|()| issued.text);
+            let text = check_first_install(first_install).map(|()| issued.text);
             let request_error = error.map(|why| {
                 format!(
                     "the token of ServiceAccount {account} could not be renewed, \
@@ -67,23 +69,23 @@ impl TokenSource {
             });
             return PluginToken { text, request_error, allowed_at };
         }
-        let waiting =
+        let why_waiting =
             format!("waiting for the API server to issue the token of ServiceAccount {account}");
-        let request_error = error.map(|why| format!("{waiting}: {why}"));
+        let request_error = error.map(|why| format!("{why_waiting}: {why}"));
         if let Some(token) = observed.token() {
             self.found_on_host = Some(token.to_owned());
         }
         let text = match (&self.found_on_host, &request_error) {
             (Some(token), _) => Ok(token.clone()),
             (None, Some(why)) => Err(Problem(why.clone())),
-            (None, None) => Err(Waiting(waiting)),
+            (None, None) => Err(Waiting(why_waiting)),
         };
         PluginToken { text, request_error, allowed_at }
     }
 }
 
 /// Fails with the reason why a node where nothing is installed gets no token yet.
-fn check(first_install: FirstInstall) -> Result<(), Finding> {
+fn check_first_install(first_install: FirstInstall) -> Result<(), Finding> {
     match first_install {
         FirstInstall::Possible => Ok(()),
         FirstInstall::AwaitsWatch(_) => {
@@ -96,7 +98,7 @@ fn check(first_install: FirstInstall) -> Result<(), Finding> {
 }
 
 /// Returns the text of the file at `path`, without leading and trailing white space.
-pub(super) fn content(path: &Path) -> Result<String, String> {
+pub(super) fn read_text(path: &Path) -> Result<String, String> {
     let (bytes, _) = files::read(path).map_err(|error| error.to_string())?;
     match String::from_utf8(bytes) {
         Ok(text) if text.trim().is_empty() => Err(format!("{} is empty", path.display())),

@@ -11,9 +11,9 @@ use crate::kube::kubeconfig;
 use crate::node::NodeSettings;
 use crate::node::binaries::Binaries;
 
-/// Returns the state of the self-test, and starts it if it has not run yet. It runs only if binary,
-/// kubeconfig and network configs are correct and the pass did not change them. `own` is the plugin
-/// entry of this agent.
+/// Returns the state of the self-test. Starts the self-test if it has not run yet, but only if
+/// binary, kubeconfig and network configs are correct and the pass did not change them. `own` is
+/// the plugin entry of this agent.
 pub fn self_test(
     self_test: &mut Option<SelfTest>,
     settings: &NodeSettings,
@@ -28,7 +28,8 @@ pub fn self_test(
     };
     let dir = match installed.kept.agent {
         None | Some(OtherAgent::Newer) => &settings.bin_dir,
-        // An upstream plugin cannot run in the self-test: its iptables is on the node.
+        // Upstream's plugin on the host cannot be tested, because it runs the node's iptables,
+        // which is not in this container. So this agent's plugin in the image is tested instead.
         Some(OtherAgent::Upstream) => &settings.image_bin_dir,
     };
     let Some(binary) = Binaries::executable_stamp(&dir.join(PLUGIN)) else {
@@ -45,8 +46,8 @@ pub fn self_test(
     }
 }
 
-/// Returns when the token in the kubeconfig on the host expires, in seconds since 1970. `None`:
-/// unknown, or never.
+/// Returns when the token in the kubeconfig on the host expires, in seconds since 1970. `None` if
+/// this is unknown, or if the token never expires.
 pub fn token_expiry(settings: &NodeSettings) -> Option<u64> {
     let token = kubeconfig::read(&settings.kubeconfig()).ok()?.token?;
     let expiry = Claims::read(&token)?.expiry()?;

@@ -1,9 +1,10 @@
-//! Shows whether a newer agent runs on this node, by the record socket.
+//! Finds out from the record socket whether a newer agent runs on this node.
 //!
-//! Each agent binds the socket when it starts, so the agent that started last owns it. Each other
-//! agent finds another process's socket at the path, which shows that a newer agent runs. This
-//! needs no clock and no file that outlives a process. The socket of an agent without a run dir is
-//! in the CNI net dir. If such an agent runs, this agent takes over its socket, too.
+//! Each agent binds the socket when it starts, and so replaces the file of the agent before. So the
+//! file at the path is the socket of the agent that started last. Every other agent sees that the
+//! file is not its own and that another process reads it, and knows that a newer agent runs. This
+//! needs no clock, and no file that stays when a process ends. An agent without a run dir has its
+//! socket in the CNI net dir. If such an agent runs, this agent replaces that socket, too.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -16,11 +17,11 @@ use crate::files;
 use crate::node::NodeSettings;
 use crate::record::SOCKET_NAME;
 
-/// A socket of this agent at a path.
+/// A socket that this agent has bound to a path.
 pub struct OwnedSocket {
     pub path: PathBuf,
     pub socket: Arc<UnixDatagram>,
-    /// Device and inode of the socket's file, which show whether another agent replaced it.
+    /// Device and inode of the socket's file. If the file at the path has others, it was replaced.
     pub file: Option<(u64, u64)>,
 }
 
@@ -34,24 +35,26 @@ impl OwnedSocket {
         self.file == device_and_inode(&self.path)
     }
 
-    /// Whether the path leads to a socket that another process reads. Then a newer agent runs.
+    /// Returns whether the path leads to a socket that another process reads. Then a newer agent
+    /// runs.
     pub fn is_replaced(&self) -> bool {
-        self.file.is_some() && !self.is_in_place() && is_read(&self.path)
+        self.file.is_some() && !self.is_in_place() && has_reader(&self.path)
     }
 }
 
-/// Returns where an agent without a run dir has its socket. `None`: this agent is one.
+/// Returns where an agent without a run dir has its socket. `None` if this agent has no run dir
+/// either.
 pub fn net_dir_path(node: &NodeSettings) -> Option<PathBuf> {
     if node.run_dir.is_some() { Some(node.net_dir.join(SOCKET_NAME)) } else { None }
 }
 
-/// Returns device and inode of the file at the path, not of the target of a symlink.
+/// Returns device and inode of the file at the path. Does not follow a symbolic link.
 pub fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
     let file = fs::symlink_metadata(path).ok()?;
     Some((file.dev(), file.ino()))
 }
 
-/// Whether a process has the socket open.
-pub fn is_read(path: &Path) -> bool {
+/// Returns whether a process has the socket at the path open.
+pub fn has_reader(path: &Path) -> bool {
     UnixDatagram::unbound().is_ok_and(|socket| socket.connect(path).is_ok())
 }

@@ -1,7 +1,7 @@
 //! Makes the Events about a plugin record. Pure.
 //!
-//! The text in a record may come from any process that can write to the socket. So the notes take
-//! nothing from it but names, ports and the error code, whose words are those of
+//! The text in a record may come from any process that can write to the socket. So the notes of the
+//! Events take only names, ports and the error code from it. The words for the code are those of
 //! [`failure`](crate::failure).
 
 use crate::agent::api_thread::event_queue::Event;
@@ -12,20 +12,20 @@ use crate::failure::{Failure, Row};
 use crate::kube::event::{EventContent, EventType};
 use crate::record::{CallError, Record};
 
-/// Longest text with the ignored elements of a port list in a note, in bytes.
+/// Longest quotation of the ignored elements of a port list in a note, in bytes.
 const ELEMENTS_LIMIT: usize = 500;
 
 /// What an Event reports about a pod.
 struct Report {
-    /// Recognizes repeated Events on a pod.
+    /// What the Event is about. Events on a pod with the same subject count as repetitions.
     subject: &'static str,
     kind: EventType,
     reason: &'static str,
     note: String,
 }
 
-/// Returns the Events on the record's pod. An empty list if its UID is unknown: the Event would not
-/// be shown with the pod, and repetitions would not be recognized.
+/// Returns the Events on the pod of the record. Returns none if the UID of the pod is unknown:
+/// without it, the Event would not be shown with the pod, and repetitions would not be recognized.
 pub fn pod_events(record: &Record) -> Vec<Event> {
     if record.pod_uid.is_empty() {
         return Vec::new();
@@ -73,9 +73,10 @@ fn reports(record: &Record) -> Vec<Report> {
     reports
 }
 
-/// Reports an ADD that failed, so that the pod cannot start. A missing pod was deleted while it
-/// started, and needs no Event. Nor does a failure that this agent does not know: for a moment
-/// after a rollback, the plugin is newer. The log has its error.
+/// Reports an ADD that failed, so that the pod cannot start. Returns `None` if the pod was deleted
+/// while it started, because nothing is wrong then. Returns `None` also for a failure that this
+/// agent does not know, which happens for a moment after a rollback, when the plugin is newer than
+/// the agent. The log has the error of that failure.
 fn failed_add(error: &CallError) -> Option<Report> {
     let failure = error.failure()?;
     if matches!(failure, Failure::PodNotFound | Failure::PodReplaced) {
@@ -107,18 +108,18 @@ fn degraded(error: &CallError) -> Report {
 fn ignored_ports(list: &Ignored) -> Report {
     let elements = list.to_string();
     let shown = &elements[..elements.floor_char_boundary(ELEMENTS_LIMIT)];
-    let dots = if shown.len() < elements.len() { "…" } else { "" };
+    let ellipsis = if shown.len() < elements.len() { "…" } else { "" };
     let shown = shown.replacen("ignored in ", "Ignored in annotation ", 1);
     let note = format!(
-        "{shown}{dots}. Allowed is {}. Correct the annotation of the pod or of its namespace.",
+        "{shown}{ellipsis}. Allowed is {}. Correct the annotation of the pod or of its namespace.",
         list.grammar()
     );
     let kind = EventType::Warning;
     Report { subject: list.source, kind, reason: "LinkerdCNIPortsIgnored", note }
 }
 
-/// Reports init containers that start before the proxy: the rules apply from the start of the pod,
-/// so each redirected connection is refused until the proxy listens.
+/// Reports init containers that start before the proxy. The rules apply from the start of the pod,
+/// so each redirected connection of these containers is refused until the proxy listens.
 fn blocked_init_containers(names: &str) -> Report {
     let note = format!(
         "Init containers that start before the proxy: {names}. Their outbound TCP connections are \
@@ -150,7 +151,7 @@ mod tests {
 
     const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
 
-    /// A record of a redirected pod, with `changes` to its keys.
+    /// Returns the record of a redirected pod, with `changes` to its keys.
     fn record(changes: Value) -> Record {
         let mut record = json!({
             "command": "ADD", "namespace": "ns", "pod": "web", "pod_uid": UID,
@@ -161,7 +162,7 @@ mod tests {
         Record::parse(record.to_string().as_bytes()).unwrap()
     }
 
-    /// The only Event on the pod of such a record, if there is one.
+    /// Returns the only Event on the pod of such a record. `None` if there is no Event.
     fn event(changes: Value) -> Option<Event> {
         let mut events = pod_events(&record(changes));
         assert!(events.len() <= 1, "{events:?}");
@@ -222,9 +223,9 @@ mod tests {
                 &["runAsUser", "delete the pod"],
             ),
         ];
-        for (key, wanted, remedies) in cases {
+        for (key, kind_and_reason, remedies) in cases {
             let content = event(json!({key: vec![&long; 10]})).unwrap().content;
-            assert_eq!((content.kind, content.reason), wanted);
+            assert_eq!((content.kind, content.reason), kind_and_reason);
             let note = content.note;
             assert!(note.contains(&[&*long; 10].join(", ")) && note.len() < 1024, "{note}");
             assert!(remedies.iter().all(|remedy| note.contains(remedy)), "{note}");
@@ -255,9 +256,9 @@ mod tests {
     }
 
     #[test]
-    fn an_event_names_the_pod() {
+    fn an_event_is_on_the_pod_that_the_record_names() {
         let event = event(json!({"error": {"code": 101, "msg": ""}})).unwrap();
-        let [namespace, name, uid] = ["ns", "web", UID].map(str::to_owned);
-        assert_eq!(event.pod, Some(PodRef { namespace, name, uid }));
+        let pod = PodRef { namespace: "ns".into(), name: "web".into(), uid: UID.into() };
+        assert_eq!(event.pod, Some(pod));
     }
 }

@@ -10,32 +10,37 @@ use super::scratch_pod::{ScratchPod, inside};
 use crate::redirect::ports::PortRange;
 use crate::redirect::{Redirect, Subnet};
 
-/// Candidate ports. If the plugin entry skips all of them, the direction is not tested: such an
-/// entry redirects hardly any port.
-const PORTS: [u16; 8] = [80, 443, 8080, 9090, 3000, 5000, 50051, 1];
+/// Ports of which one that is redirected is used for a connection. If the plugin entry skips all of
+/// them, the direction is not tested. Such an entry redirects hardly any port.
+const CANDIDATE_PORTS: [u16; 8] = [80, 443, 8080, 9090, 3000, 5000, 50051, 1];
 /// Time-out of one connection. Its first SYN may be lost while the link comes up, and the kernel
 /// resends it after a second.
 const TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// Opens a connection in each direction and address family that has to be redirected. Returns their
-/// names for the log, or describes the first one that does not reach the proxy's port. Nothing else
-/// listens in the two netns, so a connection that is accepted has reached that port.
-pub fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>, String> {
-    let user = (geteuid().as_raw(), getegid().as_raw());
+/// names for the log, or describes the first connection that does not reach the proxy's port. Only
+/// the proxy's port listens in the two netns, so a connection that is accepted has reached that
+/// port.
+pub fn test_connections(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>, String> {
+    let uid = geteuid().as_raw();
+    let gid = getegid().as_raw();
     let mut redirected = Vec::new();
     for &[pod, neighbour] in scratch.addresses {
-        let outbound = outbound_port(redirect, user, neighbour);
+        let outbound = outbound_port(redirect, uid, gid, neighbour);
         let inbound = inbound_port(redirect, neighbour);
-        for (direction, from, to, port, proxy) in [
+        for (direction, from_netns, to_address, port, proxy_port) in [
             ("outbound", &scratch.pod, neighbour, outbound, redirect.outbound_port),
             ("inbound", &scratch.neighbour, pod, inbound, redirect.inbound_port),
         ] {
             let Some(port) = port else { continue };
-            let _listener = inside(&scratch.pod, move || listen(proxy))
-                .map_err(|error| format!("cannot listen on port {proxy}: {error}"))?;
-            let to = SocketAddr::new(to, port);
-            inside(from, move || TcpStream::connect_timeout(&to, TIMEOUT)).map_err(|error| {
-                format!("{direction} TCP to {to} does not reach the proxy's port {proxy}: {error}")
+            let _listener = inside(&scratch.pod, move || listen(proxy_port))
+                .map_err(|error| format!("cannot listen on port {proxy_port}: {error}"))?;
+            let to = SocketAddr::new(to_address, port);
+            let connected = inside(from_netns, move || TcpStream::connect_timeout(&to, TIMEOUT));
+            connected.map_err(|error| {
+                format!(
+                    "{direction} TCP to {to} does not reach the proxy's port {proxy_port}: {error}"
+                )
             })?;
             let family = if pod.is_ipv6() { "IPv6" } else { "IPv4" };
             redirected.push(format!("{family} {direction}"));
@@ -44,32 +49,33 @@ pub fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>,
     Ok(redirected)
 }
 
-/// Listens on all addresses, or on those of IPv4 if the kernel has no IPv6.
+/// Listens on all addresses. If the kernel has no IPv6, listens on all IPv4 addresses.
 fn listen(port: u16) -> io::Result<TcpListener> {
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
 }
 
-/// Returns a port of `to` to which outbound connections of this UID and GID are redirected. `None`
-/// for the proxy's UID or GID.
-fn outbound_port(redirect: &Redirect, (uid, gid): (u32, u32), to: IpAddr) -> Option<u16> {
+/// Returns a port of `to` for which outbound connections of this UID and GID are redirected. `None`
+/// if there is no such port, for example because the UID or GID is that of the proxy.
+fn outbound_port(redirect: &Redirect, uid: u32, gid: u32, to: IpAddr) -> Option<u16> {
     if redirect.proxy_uid == Some(uid)
         || redirect.proxy_gid == Some(gid)
         || subnets_contain(&redirect.skip_outbound_subnets, to)
     {
         return None;
     }
-    PORTS.into_iter().find(|port| !ranges_contain(&redirect.skip_outbound, *port))
+    CANDIDATE_PORTS.into_iter().find(|port| !ranges_contain(&redirect.skip_outbound, *port))
 }
 
-/// Returns a port on which inbound connections from this address are redirected.
+/// Returns a port for which inbound connections from this address are redirected. `None` if there
+/// is no such port.
 fn inbound_port(redirect: &Redirect, from: IpAddr) -> Option<u16> {
     if subnets_contain(&redirect.skip_subnets, from) {
         return None;
     }
     let proxy_ports = [redirect.inbound_port, redirect.outbound_port];
     let candidates = match redirect.ports_to_redirect.as_slice() {
-        [] => &PORTS[..],
+        [] => &CANDIDATE_PORTS[..],
         ports => ports,
     };
     candidates
@@ -93,36 +99,39 @@ mod tests {
     #[test]
     fn connections_are_opened_only_to_ports_that_are_redirected() {
         let range = |first, last| vec![PortRange { first, last }];
-        let skipped = Redirect {
+        let skips_ports = Redirect {
             skip_inbound: range(1, 443),
             skip_outbound: range(0, 65535),
             ..Redirect::example()
         };
-        let listed = Redirect {
+        let redirects_listed_ports = Redirect {
             ports_to_redirect: vec![4143, 7000, 7001],
             skip_inbound: range(7000, 7000),
             proxy_gid: Some(0),
             ..Redirect::example()
         };
         let net = "192.0.2.0/24".parse().unwrap();
-        let near = Redirect {
+        let skips_neighbour_inbound = Redirect {
             skip_subnets: vec![Subnet { net, text: String::new() }],
             proxy_uid: Some(0),
             ..Redirect::example()
         };
-        let to_near =
-            Redirect { skip_outbound_subnets: near.skip_subnets.clone(), ..Redirect::example() };
-        for (redirect, expected) in [
-            (Redirect::example(), (Some(80), Some(80))),
-            (skipped, (None, Some(8080))),
-            (listed, (None, Some(7001))),
-            (near, (None, None)),
-            (to_near, (None, Some(80))),
+        let skips_neighbour_outbound = Redirect {
+            skip_outbound_subnets: skips_neighbour_inbound.skip_subnets.clone(),
+            ..Redirect::example()
+        };
+        // The ports that are expected for an outbound and an inbound connection.
+        for (redirect, outbound, inbound) in [
+            (Redirect::example(), Some(80), Some(80)),
+            (skips_ports, None, Some(8080)),
+            (redirects_listed_ports, None, Some(7001)),
+            (skips_neighbour_inbound, None, None),
+            (skips_neighbour_outbound, None, Some(80)),
         ] {
             let neighbour = "192.0.2.2".parse().unwrap();
-            let outbound = outbound_port(&redirect, (0, 0), neighbour);
-            let found = (outbound, inbound_port(&redirect, neighbour));
-            assert_eq!(found, expected, "{redirect:?}");
+            let (uid, gid) = (0, 0);
+            assert_eq!(outbound_port(&redirect, uid, gid, neighbour), outbound, "{redirect:?}");
+            assert_eq!(inbound_port(&redirect, neighbour), inbound, "{redirect:?}");
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Renders the config that a container runtime would send to the plugin's stdin. Pure.
 //!
-//! The rules are those of the CNI spec 1.1, section 3, "Deriving execution configuration from
-//! plugin configuration".
+//! A runtime derives this config from the plugin entry as the CNI spec 1.1 says in section 3,
+//! "Deriving execution configuration from plugin configuration".
 
 use serde_json::{Map, Value, json};
 
 use crate::cni::{Command, version};
 use crate::conflist::plugin_entry;
 
-/// CNI version of a network config that names none.
+/// CNI version of a network config that names no version.
 const FIRST_VERSION: &str = "0.1.0";
 
 pub struct PluginConfig {
@@ -16,14 +16,15 @@ pub struct PluginConfig {
     /// The `prevResult` for ADD, which the plugin only passes through. Null if no plugin runs
     /// before linkerd-cni, as in a standalone config that Multus calls.
     pub previous_result: Value,
-    /// Whether the config's CNI version has CHECK.
+    /// Whether the CNI version of the config has the command CHECK.
     pub has_check: bool,
 }
 
 impl PluginConfig {
-    /// Reads the plugin entry of the network config `text`, and adds the network's name and
-    /// CNI version. Removes the kubeconfig: no request is needed, and the plugin would send its
-    /// records to an agent's socket beside it. Returns `None` if there is no plugin entry.
+    /// Reads the plugin entry of the network config `text`, and adds the network's name and CNI
+    /// version. Removes the kubeconfig, because the plugin needs no request in a self-test, and
+    /// would send its records to the agent's socket beside the kubeconfig. Returns `None` if there
+    /// is no plugin entry.
     pub fn from_network_config(text: &str) -> Option<PluginConfig> {
         let entry = plugin_entry(text)?;
         let version = entry.version.unwrap_or_else(|| FIRST_VERSION.to_owned());
@@ -37,11 +38,11 @@ impl PluginConfig {
         Some(PluginConfig { fields, previous_result, has_check })
     }
 
-    /// Renders the JSON for the plugin's stdin. `previous` is the `prevResult`, null for none.
-    pub fn stdin(&self, previous: &Value) -> String {
+    /// Renders the JSON for the plugin's stdin, with this `prevResult` unless it is null.
+    pub fn stdin(&self, previous_result: &Value) -> String {
         let mut fields = self.fields.clone();
-        if !previous.is_null() {
-            fields.insert("prevResult".into(), previous.clone());
+        if !previous_result.is_null() {
+            fields.insert("prevResult".into(), previous_result.clone());
         }
         Value::Object(fields).to_string()
     }
@@ -62,7 +63,7 @@ mod tests {
         let config = PluginConfig::from_network_config(LIST).unwrap();
         let stdin = config.stdin(&config.previous_result);
         let stdin: Value = serde_json::from_str(&stdin).unwrap();
-        let wanted = json!({
+        let expected = json!({
             "name": "net",
             "cniVersion": "1.0.0",
             "type": "linkerd-cni",
@@ -70,19 +71,19 @@ mod tests {
             "capabilities": {"io.kubernetes.cri.pod-annotations": true},
             "prevResult": {"cniVersion": "1.0.0"},
         });
-        assert_eq!(stdin, wanted);
+        assert_eq!(stdin, expected);
         assert!(config.has_check);
     }
 
     #[test]
-    fn check_of_a_standalone_config_runs_from_cni_0_4_0_on() {
-        for (version, check) in [("0.2.0", false), ("0.3.1", false), ("0.4.0", true)] {
+    fn check_is_called_from_cni_version_0_4_0_on() {
+        for (version, has_check) in [("0.2.0", false), ("0.3.1", false), ("0.4.0", true)] {
             let config =
                 PluginConfig::from_network_config(&LIST.replace("1.0.0", version)).unwrap();
             assert_eq!(config.previous_result["cniVersion"], version);
-            assert_eq!(config.has_check, check, "{version}");
+            assert_eq!(config.has_check, has_check, "{version}");
         }
-        // Multus calls a standalone config without a plugin before it.
+        // No plugin runs before linkerd-cni in a standalone config, so there is no `prevResult`.
         let conf = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "cniVersion": "0.3.1"}"#;
         let config = PluginConfig::from_network_config(conf).unwrap();
         let stdin: Value = serde_json::from_str(&config.stdin(&config.previous_result)).unwrap();

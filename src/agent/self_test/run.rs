@@ -7,7 +7,7 @@ use std::{env, fs, process};
 
 use serde_json::Value;
 
-use super::connections::connect;
+use super::connections::test_connections;
 use super::plugin_config::PluginConfig;
 use super::scratch_pod::{self, ScratchPod};
 use super::{INTERFACE, TestOutcome};
@@ -25,14 +25,14 @@ use crate::pod::facts::PodFacts;
 use crate::pod_copy::{self, RUN_DIR_VARIABLE};
 use crate::redirect::Ipv6;
 
-/// Time after which a plugin call of the self-test is killed, counted from the start of the
-/// self-test. Connections have time-outs of their own.
+/// Time after the start of the self-test at which a plugin call is killed. Connections have
+/// time-outs of their own.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The scratch pod's name, namespace, UID and container ID, which are all the same.
+/// The scratch pod's name, which is also its namespace, its UID and its container ID.
 const POD: &str = "linkerd-cni-self-test";
 
-/// Turns an error into a failed self-test. Only for errors that the plugin or this node's files
-/// cause.
+/// Turns an error into a failed self-test. Use this only for errors that the plugin or the files of
+/// this node cause.
 impl<E: std::error::Error> From<E> for TestOutcome {
     fn from(error: E) -> TestOutcome {
         TestOutcome::Failed(error.to_string())
@@ -49,16 +49,18 @@ pub fn run(settings: &Settings, bin_dir: &Path) -> TestOutcome {
 
 /// Returns what was tested, or why the self-test failed or was skipped.
 fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
-    let (begin, end) = (Instant::now(), Deadline::after(TIMEOUT));
+    let begin = Instant::now();
+    let end = Deadline::after(TIMEOUT);
     let found = net_dir::scan(&settings.node.net_dir, &settings.node.kubeconfig_name)?;
     let plugin_config = plan::installed_config(&settings.node.mode, &found)
         .and_then(|file| PluginConfig::from_network_config(file.text()))
         .ok_or_else(|| TestOutcome::Failed("no network config has a plugin entry".into()))?;
     let config = serde_json::from_str::<Object>(&plugin_config.stdin(&Value::Null));
-    // An invalid config is not an error here: ADD fails and describes the mistake.
+    // If the config is invalid, that is not reported here, because ADD fails with a better
+    // description of the mistake.
     let config = Config::read(&config.unwrap_or_default()).ok();
-    let ipv6 = config.as_ref().is_some_and(|config| config.ipv6 != Ipv6::No);
-    let scratch = ScratchPod::create(ipv6).map_err(uncreated_pod)?;
+    let needs_ipv6 = config.as_ref().is_some_and(|config| config.ipv6 != Ipv6::No);
+    let scratch = ScratchPod::create(needs_ipv6).map_err(judge_uncreated_pod)?;
     let copy = ScratchCopy::publish()
         .map_err(|why| TestOutcome::Failed(format!("cannot publish the scratch pod: {why}")))?;
     let args =
@@ -69,18 +71,18 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
         ("CNI_IFNAME", INTERFACE),
         ("CNI_PATH", &bin_dir.display().to_string()),
         ("CNI_ARGS", &args),
-        (RUN_DIR_VARIABLE, &copy.0.display().to_string()),
+        (RUN_DIR_VARIABLE, &copy.run_dir.display().to_string()),
     ];
-    let call_plugin = |command, previous: &Value| {
-        let stdin = plugin_config.stdin(previous);
+    let call_plugin = |command, previous_result: &Value| {
+        let stdin = plugin_config.stdin(previous_result);
         plugin_call::call(&bin_dir.join(PLUGIN), command, &vars, &stdin, end)
-            .map_err(|error| failed_call(command, &error))
+            .map_err(|error| judge_failed_call(command, &error))
     };
     let result = call_plugin("ADD", &plugin_config.previous_result)?;
     let mut redirected = Vec::new();
     if let Some(config) = config {
         let redirect = config.redirect(&PodFacts::default())?;
-        redirected = connect(&scratch, &redirect).map_err(TestOutcome::Failed)?;
+        redirected = test_connections(&scratch, &redirect).map_err(TestOutcome::Failed)?;
     }
     let mut calls = "ADD";
     if plugin_config.has_check {
@@ -96,9 +98,10 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     Ok(format!("{calls} succeeded, {connections}, in {ms} ms"))
 }
 
-/// Returns the outcome of a self-test in which a plugin call failed. The self-test is skipped if
-/// the agent cannot run the host's iptables.
-fn failed_call(command: &str, error: &CallError) -> TestOutcome {
+/// Returns the outcome of a self-test in which a plugin call failed. The self-test counts as
+/// skipped if the reason is that the agent, unlike the container runtime, cannot run the host's
+/// iptables or may not run the plugin.
+fn judge_failed_call(command: &str, error: &CallError) -> TestOutcome {
     let failed = format!("{command} failed: {error}");
     match error {
         CallError::Returned { code, .. } if *code == u64::from(Failure::NoIptables.code()) => {
@@ -111,35 +114,38 @@ fn failed_call(command: &str, error: &CallError) -> TestOutcome {
     }
 }
 
-fn uncreated_pod(error: scratch_pod::Error) -> TestOutcome {
+/// Returns the outcome of a self-test whose scratch pod could not be created.
+fn judge_uncreated_pod(error: scratch_pod::Error) -> TestOutcome {
     if error.is_forbidden() {
         return TestOutcome::Skipped(format!("the agent lacks SYS_ADMIN or NET_ADMIN: {error}"));
     }
     error.into()
 }
 
-/// Directory in place of the one that agent and plugin share, with the scratch pod as the only pod
-/// in the node's copy. The plugin finds it meshed without an API request, and sends its records to
-/// nobody.
-struct ScratchCopy(PathBuf);
+/// A copy of the node's pods with the scratch pod as its only pod, in a run dir of its own. The
+/// plugin finds there that the scratch pod is meshed, and needs no API request. There is no record
+/// socket in this run dir, so the records of the self-test are not logged.
+struct ScratchCopy {
+    run_dir: PathBuf,
+}
 
 impl ScratchCopy {
     /// Publishes the scratch pod as a meshed pod.
     fn publish() -> Result<ScratchCopy, pod_copy::Error> {
-        let copy = ScratchCopy(env::temp_dir().join(format!("{POD}.{}", process::id())));
-        // An agent that was killed may have left it.
-        let _ = fs::remove_dir_all(&copy.0);
-        pod_copy::create(&copy.0)?;
-        let [namespace, name, uid] = [POD; 3].map(str::to_owned);
-        let pod = PodRef { namespace, name, uid };
-        pod_copy::publish(&copy.0, pod, Decision::Redirect(PodFacts::default()))?;
+        let run_dir = env::temp_dir().join(format!("{POD}.{}", process::id()));
+        let copy = ScratchCopy { run_dir };
+        // An agent that was killed in a self-test may have left a directory with this name.
+        let _ = fs::remove_dir_all(&copy.run_dir);
+        pod_copy::create(&copy.run_dir)?;
+        let pod = PodRef { namespace: POD.into(), name: POD.into(), uid: POD.into() };
+        pod_copy::publish(&copy.run_dir, pod, Decision::Redirect(PodFacts::default()))?;
         Ok(copy)
     }
 }
 
 impl Drop for ScratchCopy {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.run_dir);
     }
 }
 
@@ -150,12 +156,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plugin_that_the_agent_may_not_run_is_not_tested() {
+    fn the_self_test_is_skipped_if_the_agent_may_not_run_the_plugin() {
         for (errno, is_skipped) in
             [(Errno::EACCES, true), (Errno::EPERM, true), (Errno::ENOEXEC, false)]
         {
             let error = CallError::NotRun { path: PLUGIN.into(), source: errno.into() };
-            let outcome = failed_call("ADD", &error);
+            let outcome = judge_failed_call("ADD", &error);
             assert_eq!(matches!(outcome, TestOutcome::Skipped(_)), is_skipped, "{outcome:?}");
         }
     }

@@ -1,8 +1,8 @@
 //! Creates the scratch pod of a self-test: two netns that a veth pair connects, one for the pod
 //! and one for its neighbour.
 //!
-//! Only open files keep these netns alive, so the kernel removes them when the agent exits, also
-//! if it is killed.
+//! These netns exist only as long as the agent has them open. So the kernel removes them when the
+//! agent exits, even if it is killed.
 
 use std::fs::File;
 use std::io;
@@ -16,8 +16,8 @@ use nix::errno::Errno;
 use super::INTERFACE;
 use crate::netns::{self, link};
 
-/// Addresses of pod and neighbour, IPv4 and IPv6. They are reserved for documentation (RFC 5737,
-/// RFC 3849), so no cluster uses them.
+/// Addresses of pod and neighbour, first for IPv4, then for IPv6. They are reserved for
+/// documentation (RFC 5737, RFC 3849), so no cluster uses them.
 const ADDRESSES: [[IpAddr; 2]; 2] = [
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2))],
     [
@@ -41,7 +41,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the agent's container lacks a capability, which its chart may not grant.
+    /// Returns whether the agent's container lacks a capability, because its chart does not grant
+    /// it.
     pub fn is_forbidden(&self) -> bool {
         match self {
             Error::Netns(netns::Error::Create { source } | netns::Error::Enter { source, .. })
@@ -59,35 +60,41 @@ pub struct ScratchPod {
 }
 
 impl ScratchPod {
-    /// Creates both netns, and connects them with IPv4, and with `ipv6` if the kernel supports
-    /// IPv6. Without `veth` support in the kernel they stay unconnected and have no addresses.
-    pub fn create(ipv6: bool) -> Result<ScratchPod, Error> {
+    /// Creates both netns, and connects them with IPv4. If `needs_ipv6` and the kernel supports
+    /// IPv6, connects them with IPv6, too. If the kernel does not support `veth`, the netns stay
+    /// unconnected and have no addresses.
+    pub fn create(needs_ipv6: bool) -> Result<ScratchPod, Error> {
         let (pod, neighbour) = (netns::create()?, netns::create()?);
         let mut scratch = ScratchPod { pod, neighbour, addresses: &[] };
-        let other = scratch.neighbour.try_clone()?;
-        let joined = inside(&scratch.pod, move || {
+        let neighbour_netns = scratch.neighbour.try_clone()?;
+        let connected = inside(&scratch.pod, move || {
             link::set_up("lo")?;
-            link::create_veth_pair(INTERFACE, &other)
+            link::create_veth_pair(INTERFACE, &neighbour_netns)
         });
-        match joined {
+        match connected {
             Err(Error::Link(Errno::EOPNOTSUPP)) => return Ok(scratch),
-            joined => joined?,
+            connected => connected?,
         }
-        let families = if ipv6 { 1..=2 } else { 1..=1 };
-        for (count, [pod, neighbour]) in families.zip(ADDRESSES) {
-            let added = add_address(&scratch.pod, pod)
-                .and_then(|()| add_address(&scratch.neighbour, neighbour));
-            match added {
-                Ok(()) => scratch.addresses = &ADDRESSES[..count],
-                // IPv6 is disabled in the kernel or in new netns.
-                Err(Error::Link(_)) if pod.is_ipv6() => {}
+        let [ipv4, ipv6] = ADDRESSES;
+        scratch.add_addresses(ipv4)?;
+        scratch.addresses = &ADDRESSES[..1];
+        if needs_ipv6 {
+            match scratch.add_addresses(ipv6) {
+                Ok(()) => scratch.addresses = &ADDRESSES,
+                // IPv6 is disabled in the kernel or in new netns, so only IPv4 is tested.
+                Err(Error::Link(_)) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(scratch)
     }
 
-    /// Path of the pod's netns for another process.
+    fn add_addresses(&self, [pod, neighbour]: [IpAddr; 2]) -> Result<(), Error> {
+        add_address(&self.pod, pod)?;
+        add_address(&self.neighbour, neighbour)
+    }
+
+    /// Returns the path under which another process finds the pod's netns.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.pod.as_raw_fd())
     }
@@ -100,7 +107,7 @@ fn add_address(netns: &File, address: IpAddr) -> Result<(), Error> {
     })
 }
 
-/// Runs `work` inside an open netns, on a thread of its own.
+/// Runs `work` on a new thread inside an open netns.
 pub fn inside<T: Send + 'static, E: Send + 'static>(
     netns: &File,
     work: impl FnOnce() -> Result<T, E> + Send + 'static,

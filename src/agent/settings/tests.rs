@@ -32,11 +32,11 @@ fn the_template_in_the_environment_wins_over_the_file() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let in_file = r#"{"type":"linkerd-cni","linkerd":{}}"#;
     fs::write(file.path(), in_file).unwrap();
-    let file = ("CNI_NETWORK_CONFIG_FILE", file.path().to_str().unwrap());
+    let file_setting = ("CNI_NETWORK_CONFIG_FILE", file.path().to_str().unwrap());
     let in_environment = r#"{"type":"linkerd-cni"}"#;
-    for (text, wanted) in [(in_environment, in_environment), ("", in_file)] {
-        let settings = read(&[("CNI_NETWORK_CONFIG", text), file]).unwrap();
-        assert_eq!(settings.plugin_entry().unwrap().text(), wanted);
+    for (template, expected) in [(in_environment, in_environment), ("", in_file)] {
+        let settings = read(&[("CNI_NETWORK_CONFIG", template), file_setting]).unwrap();
+        assert_eq!(settings.plugin_entry().unwrap().text(), expected);
     }
 }
 

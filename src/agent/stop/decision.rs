@@ -6,19 +6,21 @@ use super::evidence::{Evidence, Round, TokenFacts};
 use crate::agent::api_thread::CHECK_PERIOD;
 use crate::agent::own_pod::Deletion;
 
-/// Time for which the API server must reject every token before that proves an uninstall. A single
-/// rejection may come from an API server that is starting or lags behind the others.
+/// Time for which the API server must reject every token before that counts as proof of an
+/// uninstall. A single rejection may come from an API server that is starting or lags behind the
+/// others.
 const REJECTION_TIME: Duration = Duration::from_secs(4);
-/// Longest time between the last acceptance of the plugin's token and the signal, if no deletion of
-/// the agent's pod was shown. After a longer time, the API server may have got another signing key
-/// long before the signal.
+/// If no deletion of the agent's pod was shown, a rejection of the tokens is proof only if the
+/// plugin's token was accepted within this time before the signal. If the last acceptance is older,
+/// the API server may have got another signing key in between.
 const ACCEPTED_WITHIN: Duration = CHECK_PERIOD.saturating_add(Duration::from_secs(60));
 
 /// Time after [`Evidence::end`] for which an agent with proof waits for the end of a newer one. If
-/// both are stopped at the same time, a newer agent without proof ends at its `end`. An uninstall
-/// takes less than a second of the time that is reserved for it.
+/// both agents are stopped at the same time, a newer agent without proof ends at the same `end`, so
+/// a short wait is enough. There is time left for the uninstall, which needs less than a second.
 pub const TIME_BESIDE_NEWER_AGENT: Duration = Duration::from_secs(2);
-/// Time after the end of a newer agent in which the kubelet may start its container again.
+/// Time after the end of a newer agent in which the kubelet may start the container of that agent
+/// again.
 const RETURN_TIME: Duration = Duration::from_secs(5);
 
 const NEWER_AGENT_RUNS: &str = "a newer agent runs on this node";
@@ -35,16 +37,16 @@ pub enum Verdict {
 
 use Verdict::{AskAgain, LeaveInPlace, Uninstall};
 
-/// Decides from all evidence so far. The last round of requests counts, except that rejections
-/// count only as a series. Never asks again [`TIME_BESIDE_NEWER_AGENT`] after [`Evidence::end`],
-/// and without a newer agent never after [`Evidence::end`].
+/// Decides from all evidence so far. Only the last round of requests counts, except for rejections
+/// of the tokens, of which several in a row are needed. After [`Evidence::end`], the verdict is
+/// [`Verdict::AskAgain`] only for [`TIME_BESIDE_NEWER_AGENT`], and only if a newer agent runs.
 pub fn verdict(evidence: &Evidence, now: Instant) -> Verdict {
     let verdict = match evidence.rounds.last() {
         None => AskAgain("the API server did not respond".into()),
         Some((_, round)) => judge(evidence, round),
     };
     match verdict {
-        Uninstall(why) => after_newer_agent(evidence, why, now),
+        Uninstall(why) => wait_for_newer_agent(evidence, why, now),
         AskAgain(why) if now >= evidence.end => LeaveInPlace(format!(
             "no proof of an uninstall within {} s; last finding: {why}",
             evidence.end.duration_since(evidence.begin).as_secs()
@@ -53,17 +55,19 @@ pub fn verdict(evidence: &Evidence, now: Instant) -> Verdict {
     }
 }
 
-/// Decides for an agent with the proof `why`: it uninstalls after a newer agent, if there is one.
-fn after_newer_agent(evidence: &Evidence, why: String, now: Instant) -> Verdict {
+/// Decides for an agent that has the proof `why`. If there is a newer agent on the node, this one
+/// uninstalls only after that has ended.
+fn wait_for_newer_agent(evidence: &Evidence, why: String, now: Instant) -> Verdict {
     if evidence.newer_agent_runs {
-        // The newer agent may be stopped, too. If so, it may have no proof: an agent that starts
-        // when its ServiceAccount is gone never has. If it stays, the plugin is its own.
+        // If the newer agent is being stopped too, this one has to uninstall, because the newer one
+        // may have no proof: an agent that starts when its ServiceAccount is already gone never
+        // gets any. If the newer agent keeps running, it needs the plugin.
         if now >= evidence.end + TIME_BESIDE_NEWER_AGENT {
             return LeaveInPlace(format!("{NEWER_AGENT_RUNS}, although {why}"));
         }
         return AskAgain(format!("{why}, but {NEWER_AGENT_RUNS}"));
     }
-    // Perhaps only the container of the newer agent restarts.
+    // The newer agent has ended, but perhaps only its container is restarting.
     if let Some(seen) = evidence.newer_agent_seen
         && now < evidence.end.min(seen + RETURN_TIME)
     {
@@ -74,12 +78,12 @@ fn after_newer_agent(evidence: &Evidence, why: String, now: Instant) -> Verdict 
 
 fn judge(evidence: &Evidence, last: &Round) -> Verdict {
     match last {
-        // The kubelet sends SIGTERM not only to end a pod, but also to restart a container of it.
+        // The kubelet sends SIGTERM also if it only restarts a container of a pod that stays.
         Round::PodStays => LeaveInPlace("the agent's pod is not being deleted".into()),
         Round::NamespaceBeingDeleted => {
             Uninstall("the agent's namespace is being deleted".to_owned())
         }
-        // The newer agent is in a pod of the other DaemonSet, and uninstalls by its own proof.
+        // The newer agent is in a pod of the new DaemonSet, and looks for proof of its own.
         Round::DaemonSetReplaced(why) if evidence.newer_agent_seen.is_some() => {
             LeaveInPlace(format!("the plugin is left to a newer agent on this node: {why}"))
         }
@@ -113,7 +117,7 @@ fn judge_rejection(evidence: &Evidence, own: TokenFacts, plugin: TokenFacts) -> 
         }
         return AskAgain(format!("{REJECTED}, which proves nothing: {why}"));
     }
-    if rejection_time(&evidence.rounds) < REJECTION_TIME {
+    if rejected_for(&evidence.rounds) < REJECTION_TIME {
         return AskAgain(REJECTED.into());
     }
     let seconds = REJECTION_TIME.as_secs();
@@ -131,30 +135,32 @@ fn doubt(evidence: &Evidence, own: TokenFacts, plugin: TokenFacts) -> Option<Str
     early_rejection(evidence).or_else(|| doubt_by_pod(evidence, plugin))
 }
 
-/// Returns whether no later rejection is proof: the API server rejected a token too early, or never
-/// accepted the agent's own.
+/// Returns whether further rejections cannot become proof either, because the API server rejected a
+/// token too early, or never accepted the agent's own token.
 fn stays_in_doubt(evidence: &Evidence) -> bool {
-    evidence.before.own_token.accepted.is_none() || early_rejection(evidence).is_some()
+    evidence.history.own_token.accepted.is_none() || early_rejection(evidence).is_some()
 }
 
-/// Returns which token the API server rejected before the deletion of the agent's pod was shown, or
-/// before the signal. Then it may have got another signing key.
+/// Returns which token the API server rejected too early: before it showed the deletion of the
+/// agent's pod, or before the signal if it showed no deletion. An early rejection is no proof,
+/// because the API server may have got another signing key.
 fn early_rejection(evidence: &Evidence) -> Option<String> {
-    let Evidence { before, begin, .. } = evidence;
+    let Evidence { history, begin, .. } = evidence;
     let (limit, event) = match evidence.own_pod.deletion {
         Deletion::Graceful { shown, .. } if shown < *begin => (shown, "its pod was deleted"),
         _ => (*begin, "the agent was stopped"),
     };
-    if let Some(rejected) = before.own_token.rejected
+    if let Some(rejected) = history.own_token.rejected
         && rejected < limit
     {
         let seconds = (limit - rejected).as_secs();
         return Some(format!("it rejected the agent's own token {seconds} s before {event}"));
     }
-    // With another signing key, no later request with the agent's own token is accepted either.
-    if let Some(rejected) = before.plugin_token.rejected
+    // If the agent's own token was accepted after the plugin's was rejected, the reason was not
+    // another signing key: with another key, the API server would have rejected both.
+    if let Some(rejected) = history.plugin_token.rejected
         && rejected < limit
-        && before.own_token.accepted.is_none_or(|accepted| accepted < rejected)
+        && history.own_token.accepted.is_none_or(|accepted| accepted < rejected)
     {
         let seconds = (limit - rejected).as_secs();
         return Some(format!("it rejected the plugin's token {seconds} s before {event}"));
@@ -162,12 +168,14 @@ fn early_rejection(evidence: &Evidence) -> Option<String> {
     None
 }
 
-/// Returns why the tokens may have ended with the agent's pod, or with a signing key.
+/// Returns why the tokens may be rejected for another reason than the end of their ServiceAccounts:
+/// because the agent's pod has ended, or because the API server has got another signing key.
 ///
-/// A graceful deletion leaves a token that is bound to the pod valid until the pod is gone. Without
-/// a deletion that was shown, only a plugin's token that is bound to no pod is proof.
+/// During a graceful deletion, a token that is bound to the pod stays valid until the pod is gone.
+/// So a rejection in this time is proof. If no deletion was shown, the rejection is proof only if
+/// the plugin's token is bound to no pod.
 fn doubt_by_pod(evidence: &Evidence, plugin: TokenFacts) -> Option<String> {
-    let Evidence { before, begin, rounds, .. } = evidence;
+    let Evidence { history, begin, rounds, .. } = evidence;
     match evidence.own_pod.deletion {
         Deletion::Graceful { token_ends, .. } => {
             if rounds.last().is_none_or(|(when, _)| *when <= token_ends) {
@@ -179,14 +187,14 @@ fn doubt_by_pod(evidence: &Evidence, plugin: TokenFacts) -> Option<String> {
             Some("the agent's pod is gone or was deleted by force, and its token with it".into())
         }
         Deletion::NotDeleted => Some("the agent's pod is not being deleted".into()),
-        Deletion::Unknown if before.disconnected.is_some() => {
+        Deletion::Unknown if history.disconnected.is_some() => {
             Some("the watch of the agent's pod had failed before the agent was stopped".into())
         }
         Deletion::Unknown if !plugin.outlives_pod => Some(
             "no deletion of the agent's pod was shown, and the plugin's token is bound to a pod"
                 .into(),
         ),
-        Deletion::Unknown => match before.plugin_token.accepted {
+        Deletion::Unknown => match history.plugin_token.accepted {
             Some(accepted) if *begin <= accepted + ACCEPTED_WITHIN => None,
             _ => Some(format!(
                 "it did not accept the plugin's token in the {} minutes before the agent was stopped",
@@ -196,9 +204,8 @@ fn doubt_by_pod(evidence: &Evidence, plugin: TokenFacts) -> Option<String> {
     }
 }
 
-/// Returns the time between the first and the last of the latest rounds that found both tokens
-/// rejected, without another round between them.
-fn rejection_time(rounds: &[(Instant, Round)]) -> Duration {
+/// Returns for how long every round, up to the last one, has found both tokens rejected.
+fn rejected_for(rounds: &[(Instant, Round)]) -> Duration {
     let Some((last, _)) = rounds.last() else { return Duration::ZERO };
     let mut first = *last;
     for (when, round) in rounds.iter().rev() {

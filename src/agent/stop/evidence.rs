@@ -18,17 +18,18 @@ use crate::kube::{Client, Deadlines, Error, NOT_FOUND, Retry, UNAUTHORIZED};
 pub struct Evidence {
     /// The agent's own pod, as a watch or a request of [`gather`] showed it last.
     pub own_pod: OwnPod,
-    /// What the API server's responses had shown when the agent received the signal.
-    pub before: ApiHistory,
+    /// What the API server's responses had shown of the tokens when the agent received the signal.
+    pub history: ApiHistory,
     /// When the agent received the signal.
     pub begin: Instant,
     /// When the agent stops asking the API server for proof.
     pub end: Instant,
-    /// An agent that started after this one runs on the node.
+    /// Whether an agent that started after this one runs on the node.
     pub newer_agent_runs: bool,
-    /// When such an agent was seen last, since `begin`.
+    /// When such a newer agent was seen last. `None` if none was seen since `begin`.
     pub newer_agent_seen: Option<Instant>,
-    /// Another agent ran on the node when this one started. It may have ended since.
+    /// Whether another agent ran on the node when this one started. That agent may have ended
+    /// since.
     pub older_agent_ran: bool,
     /// Results of the rounds of requests since `begin`, and when each ended.
     pub rounds: Vec<(Instant, Round)>,
@@ -58,23 +59,24 @@ pub enum Round {
     /// HTTP 401 with Kubernetes' Status for the agent's own token. The text says why the plugin's
     /// token is not known to be rejected.
     OwnTokenRejected(String),
-    /// No DaemonSet is known, the response is another one, or the request timed out.
+    /// No conclusion is possible, for this reason: no DaemonSet is known, the API server sent any
+    /// other response, or a request timed out.
     Unclear(String),
-    /// No request got a response, no API server or namespace is configured, or the credential
-    /// cannot be read.
+    /// The API server was not reached, for this reason: no request got a response, no API server or
+    /// namespace is configured, or the credential cannot be read.
     Unreachable(String),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenFacts {
     pub has_expired: bool,
-    /// The token is bound to no pod, so it is valid as long as its ServiceAccount exists.
+    /// Whether the token is bound to no pod, so that the end of the pod does not make it invalid.
     pub outlives_pod: bool,
 }
 
 impl TokenFacts {
-    /// Reads the claims of `token`. Without claims, the token is not known to have expired or to
-    /// outlive the pod.
+    /// Reads the claims of `token`. If the token has no claims, it counts as one that has not
+    /// expired and does not outlive the pod.
     fn read(token: &str) -> TokenFacts {
         match Claims::read(token) {
             Some(claims) => TokenFacts {
@@ -86,11 +88,13 @@ impl TokenFacts {
     }
 }
 
-/// Why a round ends without what a request was to show.
+/// Why a round ends at a request that did not get the expected response.
 enum RoundEnd {
-    /// HTTP 401 with Kubernetes' Status for the agent's own token.
+    /// HTTP 401 with Kubernetes' Status for the agent's own token. The plugin's token has to be
+    /// tried.
     OwnTokenRejected,
-    Early(Round),
+    /// The round ends with this result.
+    Result(Round),
 }
 
 /// Sends the requests of one round, and records in `api` what they show of the agent's pod. Uses
@@ -109,7 +113,7 @@ pub fn gather(settings: &Settings, api: &ApiHandle, timeout: Duration) -> Round 
         Err(error) => return Round::Unreachable(error.to_string()),
     };
     match ask_with_own_token(settings, api, &client, &namespace) {
-        Ok(round) | Err(RoundEnd::Early(round)) => round,
+        Ok(round) | Err(RoundEnd::Result(round)) => round,
         Err(RoundEnd::OwnTokenRejected) => {
             ask_with_plugin_token(settings, own.token().unwrap_or_default(), &namespace, timeout)
         }
@@ -123,28 +127,29 @@ fn ask_with_own_token(
     client: &Client,
     namespace: &str,
 ) -> Result<Round, RoundEnd> {
-    let mut unreadable = None;
+    let mut why_unknown = None;
     if !api.own_pod().is_being_deleted() {
-        unreadable = look_at_own_pod(settings, api, client)?;
-        if unreadable.is_none() && !api.own_pod().is_being_deleted() {
+        why_unknown = ask_about_own_pod(settings, api, client)?;
+        if why_unknown.is_none() && !api.own_pod().is_being_deleted() {
             return Ok(Round::PodStays);
         }
     }
     if let Some(owner) = api.own_pod().daemonset {
         return ask_about_daemonset(settings, client, namespace, &owner);
     }
-    match is_being_deleted(client, namespace) {
+    match is_namespace_being_deleted(client, namespace) {
         Ok(true) => Ok(Round::NamespaceBeingDeleted),
         Err(error) if error.code() != Some(403) => Err(round_end(&error)),
         Ok(false) | Err(_) => Ok(Round::Unclear(
-            unreadable.unwrap_or_else(|| "the agent's pod belongs to no DaemonSet".into()),
+            why_unknown.unwrap_or_else(|| "the agent's pod belongs to no DaemonSet".into()),
         )),
     }
 }
 
-/// Reads the agent's pod, and records in `api` what the response shows. Returns why the pod stays
-/// unknown if the agent has no right to read it, or does not know its name.
-fn look_at_own_pod(
+/// Reads the agent's pod, and records in `api` what the response shows. If the agent has no right
+/// to read its pod, or does not know the name of its pod, returns this as the reason why the pod is
+/// unknown.
+fn ask_about_own_pod(
     settings: &Settings,
     api: &ApiHandle,
     client: &Client,
@@ -155,11 +160,11 @@ fn look_at_own_pod(
     match client.get::<Pod>(&format!("/api/v1/namespaces/{namespace}/pods/{name}")) {
         Ok(pod) if pod.metadata.name != name => Err(another_object("Pod", &name)),
         Ok(pod) => {
-            api.record_own_pod(|own_pod| own_pod.record_seen(SeenPod::read(&pod.metadata)));
+            api.update_own_pod(|own_pod| own_pod.record_seen(SeenPod::read(&pod.metadata)));
             Ok(None)
         }
         Err(error) if error.is_status(404, NOT_FOUND) => {
-            api.record_own_pod(OwnPod::record_gone);
+            api.update_own_pod(OwnPod::record_gone);
             Ok(None)
         }
         Err(error) if error.code() == Some(403) => {
@@ -199,14 +204,15 @@ fn ask_about_scope(
     namespace: &str,
     set: &DaemonSet,
 ) -> Result<Round, RoundEnd> {
-    // When a Namespace is deleted, this pod may be deleted before the DaemonSet is.
-    match is_being_deleted(client, namespace) {
+    // When the Namespace is deleted, this pod may be deleted earlier than the DaemonSet. So a
+    // DaemonSet that still exists is no proof against an uninstall before the Namespace was read.
+    match is_namespace_being_deleted(client, namespace) {
         Ok(true) => return Ok(Round::NamespaceBeingDeleted),
         Ok(false) => {}
         Err(error) if error.code() == Some(404) || is_temporary(&error) => {
             return Err(round_end(&error));
         }
-        // Without the right to read the Namespace (HTTP 403), the DaemonSet decides.
+        // The agent may have no right to read the Namespace (HTTP 403). Then the DaemonSet decides.
         Err(_) => {}
     }
     match &settings.node_name {
@@ -215,12 +221,13 @@ fn ask_about_scope(
     }
 }
 
-/// Completes the round with the agent's Node: whether it is in the scope of the DaemonSet.
+/// Completes the round with the agent's Node, which may be out of the scope of the DaemonSet.
 fn ask_about_node(client: &Client, name: &str, set: &DaemonSet) -> Result<Round, RoundEnd> {
     let node = match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
         Ok(node) => node,
         Err(error) if is_temporary(&error) => return Err(round_end(&error)),
-        // Without the right to read Nodes, nothing shows that the node is out of the scope.
+        // The agent may have no right to read Nodes. Then nothing shows that its node is out of the
+        // scope.
         Err(_) => return Ok(Round::InScope),
     };
     if node.metadata.name != name {
@@ -234,35 +241,39 @@ fn ask_about_node(client: &Client, name: &str, set: &DaemonSet) -> Result<Round,
     }
 }
 
-/// Completes the round after the agent's `own` token was rejected.
+/// Completes the round after the agent's `own_token` was rejected: reads the Namespace with the
+/// plugin's token, to find out whether this token is rejected, too.
 fn ask_with_plugin_token(
     settings: &Settings,
-    own: &str,
+    own_token: &str,
     namespace: &str,
     timeout: Duration,
 ) -> Round {
     let kubeconfig = AccessSource::Kubeconfig(settings.node.kubeconfig());
     let mut connection = Connection::new(kubeconfig, USER_AGENT, Deadlines::per_phase(timeout));
     let client = connection.client();
-    let token = connection.token();
-    let plugin = TokenFacts::read(token.unwrap_or(own));
-    let rejected = Round::TokensRejected { own: TokenFacts::read(own), plugin };
-    let (client, token) = match (client, token) {
-        (Ok(client), Some(token)) => (client, token),
-        _ if settings.plugin_account.is_none() => return rejected,
+    let plugin_token = connection.token();
+    let both_rejected = Round::TokensRejected {
+        own: TokenFacts::read(own_token),
+        plugin: TokenFacts::read(plugin_token.unwrap_or(own_token)),
+    };
+    let (client, plugin_token) = match (client, plugin_token) {
+        (Ok(client), Some(plugin_token)) => (client, plugin_token),
+        // The plugin uses the agent's own token, which was rejected.
+        _ if settings.plugin_account.is_none() => return both_rejected,
         (Err(error), _) => {
             let why = format!("the plugin's token cannot be read: {error}");
             return Round::OwnTokenRejected(why);
         }
         (Ok(_), None) => return Round::OwnTokenRejected("the kubeconfig has no token".into()),
     };
-    if token == own {
-        return rejected;
+    if plugin_token == own_token {
+        return both_rejected;
     }
-    match is_being_deleted(&client, namespace) {
+    match is_namespace_being_deleted(&client, namespace) {
         Ok(true) => Round::NamespaceBeingDeleted,
-        Err(error) if error.is_status(401, UNAUTHORIZED) => rejected,
-        // A busy or failing API server may not have checked the token.
+        Err(error) if error.is_status(401, UNAUTHORIZED) => both_rejected,
+        // The API server is busy or failing, and may not have checked the token.
         Err(error) if is_temporary(&error) || error.code().is_none_or(|code| code == 401) => {
             Round::OwnTokenRejected(error.to_string())
         }
@@ -270,14 +281,15 @@ fn ask_with_plugin_token(
     }
 }
 
-fn is_being_deleted(client: &Client, namespace: &str) -> Result<bool, Error> {
+fn is_namespace_being_deleted(client: &Client, namespace: &str) -> Result<bool, Error> {
     let found = client.get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"))?.metadata;
     Ok(found.name == namespace && found.deletion_timestamp.is_some())
 }
 
+/// Returns how a round ends in which the API server responded with another object than requested.
 fn another_object(kind: &str, name: &str) -> RoundEnd {
     let why = format!("unexpected response: another object instead of {kind} {name}");
-    RoundEnd::Early(Round::Unclear(why))
+    RoundEnd::Result(Round::Unclear(why))
 }
 
 /// Returns how a round ends in which a request failed with `error`.
@@ -285,13 +297,13 @@ fn round_end(error: &Error) -> RoundEnd {
     if error.is_status(401, UNAUTHORIZED) {
         RoundEnd::OwnTokenRejected
     } else if error.is_response() || error.is_timeout() || error.is_unreadable() {
-        RoundEnd::Early(Round::Unclear(error.to_string()))
+        RoundEnd::Result(Round::Unclear(error.to_string()))
     } else {
-        RoundEnd::Early(Round::Unreachable(error.to_string()))
+        RoundEnd::Result(Round::Unreachable(error.to_string()))
     }
 }
 
-/// Whether the next round may get a different response.
+/// Returns whether the same request may get another response in the next round.
 fn is_temporary(error: &Error) -> bool {
     error.retry() != Retry::Never
 }

@@ -1,24 +1,26 @@
-//! The verdict for each kind of evidence. How an agent gets the evidence is tested in
+//! Tests of the verdict for each kind of evidence. How an agent gathers the evidence is tested in
 //! `stop_decision.rs` and `stop_evidence.rs` of `src/tests/agent`.
 
 use super::*;
 use crate::agent::api_history::TokenHistory;
 use crate::agent::own_pod::Deletion;
 
+/// Rounds of requests, and in which second after the signal each ended.
 type Rounds = Vec<(u64, Round)>;
 
 const VALID: TokenFacts = TokenFacts { has_expired: false, outlives_pod: true };
 const BOUND: TokenFacts = TokenFacts { has_expired: false, outlives_pod: false };
 const EXPIRED: TokenFacts = TokenFacts { has_expired: true, outlives_pod: true };
 
-/// What a case expects.
+/// The verdict that a case expects. The texts are parts of the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     Uninstall(&'static str),
     LeaveInPlace(&'static str),
-    /// Asks again, and leaves everything in place in the end.
+    /// The agent asks again, and leaves everything in place when the time is over.
     NoProof(&'static str),
-    /// Asks again, and leaves everything in place in the end although there is proof.
+    /// The agent asks again although it has proof, and leaves everything in place when the time is
+    /// over, because a newer agent runs.
     WaitsForNewerAgent,
 }
 
@@ -28,8 +30,8 @@ fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// What an agent knows that has run for an hour, whose pod is being deleted, and the results of
-/// rounds at these seconds after the signal.
+/// Returns the evidence of an agent that has run for an hour and whose pod is being deleted, with
+/// these rounds.
 fn evidence(rounds: Rounds) -> Evidence {
     let begin = Instant::now() + seconds(3600);
     let accepted = TokenHistory { accepted: Some(begin - seconds(300)), rejected: None };
@@ -38,7 +40,7 @@ fn evidence(rounds: Rounds) -> Evidence {
     let deletion = Deletion::Graceful { shown, token_ends: shown + seconds(60) };
     Evidence {
         own_pod: OwnPod { deletion, ..OwnPod::default() },
-        before: ApiHistory { own_token, plugin_token, disconnected: None },
+        history: ApiHistory { own_token, plugin_token, disconnected: None },
         begin,
         end: begin + seconds(25),
         newer_agent_runs: false,
@@ -48,25 +50,25 @@ fn evidence(rounds: Rounds) -> Evidence {
     }
 }
 
-/// Rounds in which both tokens are rejected.
-fn rejected<const N: usize>(times: [u64; N], plugin: TokenFacts) -> Rounds {
-    times.map(|second| (second, Round::TokensRejected { own: BOUND, plugin })).into()
+/// Returns rounds in these seconds in which both tokens are rejected.
+fn rejected<const N: usize>(seconds: [u64; N], plugin: TokenFacts) -> Rounds {
+    seconds.map(|second| (second, Round::TokensRejected { own: BOUND, plugin })).into()
 }
 
 fn unclear(second: u64, why: &str) -> Rounds {
     vec![(second, Round::Unclear(why.into()))]
 }
 
-fn round(round: Round) -> Rounds {
+fn one_round(round: Round) -> Rounds {
     vec![(1, round)]
 }
 
-fn gone() -> Rounds {
-    round(Round::DaemonSetEnds("DaemonSet linkerd-cni/linkerd-cni does not exist".into()))
+fn daemonset_is_gone() -> Rounds {
+    one_round(Round::DaemonSetEnds("DaemonSet linkerd-cni/linkerd-cni does not exist".into()))
 }
 
 fn out_of_scope() -> Rounds {
-    round(Round::OutOfScope("node a is out of scope".into()))
+    one_round(Round::OutOfScope("node a is out of scope".into()))
 }
 
 fn assert_verdict(name: &str, evidence: &Evidence, expected: Expected) {
@@ -83,44 +85,50 @@ fn assert_verdict(name: &str, evidence: &Evidence, expected: Expected) {
         }
         (NoProof(why), Verdict::AskAgain(text)) => {
             assert!(text.contains(why), "{name}: {text}");
-            let says = format!("no proof of an uninstall within 25 s; last finding: {text}");
-            assert_eq!(at_the_end, Verdict::LeaveInPlace(says), "{name}");
+            let why = format!("no proof of an uninstall within 25 s; last finding: {text}");
+            assert_eq!(at_the_end, Verdict::LeaveInPlace(why), "{name}");
         }
         (WaitsForNewerAgent, Verdict::AskAgain(text)) => {
             assert!(text.ends_with("but a newer agent runs on this node"), "{name}: {text}");
             assert_eq!(at_the_end, found, "{name}: the newer agent may end at the same time");
-            let after_it = verdict(evidence, evidence.end + seconds(2));
-            let Verdict::LeaveInPlace(says) = &after_it else {
-                panic!("{name}: {after_it:?}");
+            let after_the_end = verdict(evidence, evidence.end + seconds(2));
+            let Verdict::LeaveInPlace(why) = &after_the_end else {
+                panic!("{name}: {after_the_end:?}");
             };
-            assert!(says.starts_with("a newer agent runs on this node, although "), "{says}");
+            assert!(why.starts_with("a newer agent runs on this node, although "), "{why}");
         }
         _ => panic!("{name}: {found:?}, not {expected:?}"),
     }
 }
 
 #[test]
-fn the_watched_state_of_the_pod_decides_on_each_response() {
+fn a_response_proves_an_uninstall_only_if_the_pod_is_being_deleted() {
     let begin = Instant::now();
     let graceful = Deletion::Graceful { shown: begin, token_ends: begin };
     let (forced, stays, unknown) = (Deletion::Forced, Deletion::NotDeleted, Deletion::Unknown);
     let unsure = "nothing shows that the agent's pod is being deleted";
+    let gone = daemonset_is_gone;
     for (name, deletion, rounds, expected) in [
         ("gone, deleted", graceful, gone(), Uninstall("does not exist")),
         ("gone, deleted by force", forced, gone(), Uninstall("does not exist")),
-        // The event may still arrive.
+        // The event that shows the deletion of the pod may still arrive.
         ("gone, not deleted yet", stays, gone(), NoProof(unsure)),
         ("gone, pod unknown", unknown, gone(), NoProof(unsure)),
         ("out of scope, deleted", graceful, out_of_scope(), Uninstall("out of scope")),
         ("out of scope, pod unknown", unknown, out_of_scope(), NoProof(unsure)),
-        ("in scope", graceful, round(Round::InScope), LeaveInPlace("the DaemonSet exists")),
-        ("container restarts", stays, round(Round::PodStays), LeaveInPlace("is not being deleted")),
-        ("namespace", unknown, round(Round::NamespaceBeingDeleted), Uninstall("namespace")),
+        ("in scope", graceful, one_round(Round::InScope), LeaveInPlace("the DaemonSet exists")),
+        (
+            "container restarts",
+            stays,
+            one_round(Round::PodStays),
+            LeaveInPlace("is not being deleted"),
+        ),
+        ("namespace", unknown, one_round(Round::NamespaceBeingDeleted), Uninstall("namespace")),
         ("403", graceful, unclear(1, "HTTP 403"), NoProof("HTTP 403")),
         (
             "unreachable",
             graceful,
-            round(Round::Unreachable("refused".into())),
+            one_round(Round::Unreachable("refused".into())),
             NoProof("unreachable: refused"),
         ),
         ("no response", graceful, Rounds::new(), NoProof("did not respond")),
@@ -128,21 +136,23 @@ fn the_watched_state_of_the_pod_decides_on_each_response() {
         let mut case = evidence(rounds);
         case.own_pod.deletion = deletion;
         assert_verdict(name, &case, expected);
-        // The newer agent may be stopped, too, and have no proof.
+        // If a newer agent runs, an agent with proof waits: the newer agent may be stopped too, and
+        // may have no proof.
         case.newer_agent_runs = true;
         case.newer_agent_seen = Some(case.begin + seconds(1));
-        let beside_newer = match expected {
+        let expected_beside_newer = match expected {
             Uninstall(_) => WaitsForNewerAgent,
             same => same,
         };
-        assert_verdict(name, &case, beside_newer);
+        assert_verdict(name, &case, expected_beside_newer);
     }
 }
 
-/// The kubelet starts the container of the newer agent again, unless its pod is being deleted.
+/// When the newer agent ends, the kubelet starts its container again, unless its pod is being
+/// deleted.
 #[test]
 fn an_agent_with_proof_uninstalls_only_if_the_newer_agent_does_not_return() {
-    let mut case = evidence(gone());
+    let mut case = evidence(daemonset_is_gone());
     case.newer_agent_seen = Some(case.begin + seconds(10));
     for (name, now, uninstalls) in [
         ("container restarts", 11, false),
@@ -164,7 +174,7 @@ fn an_agent_with_proof_uninstalls_only_if_the_newer_agent_does_not_return() {
 /// The newer agent is in a pod of the other DaemonSet.
 #[test]
 fn an_agent_whose_daemonset_was_replaced_leaves_the_plugin_to_a_newer_agent_at_once() {
-    let replaced = || round(Round::DaemonSetReplaced("another one has its name".into()));
+    let replaced = || one_round(Round::DaemonSetReplaced("another one has its name".into()));
     let alone = evidence(replaced());
     assert_verdict("alone", &alone, Uninstall("another one has its name"));
     for runs in [true, false] {
@@ -176,31 +186,33 @@ fn an_agent_whose_daemonset_was_replaced_leaves_the_plugin_to_a_newer_agent_at_o
     }
 }
 
-/// Rejections of both tokens for more than four seconds, what else is known, and the verdict.
+/// A case in which both tokens are rejected for more than four seconds: its name, the plugin's
+/// token, a change to the other evidence, and the expected verdict.
 type Rejection = (&'static str, TokenFacts, fn(&mut Evidence), Expected);
 
-fn as_before(_: &mut Evidence) {}
+fn unchanged(_: &mut Evidence) {}
 
 fn set_deletion(evidence: &mut Evidence, deletion: Deletion) {
     evidence.own_pod.deletion = deletion;
 }
 
+/// Returns the time that is so many milliseconds after the signal, or before it if negative.
 fn at(evidence: &Evidence, milliseconds: i64) -> Instant {
     let distance = Duration::from_millis(milliseconds.unsigned_abs());
     if milliseconds < 0 { evidence.begin - distance } else { evidence.begin + distance }
 }
 
-/// When a deletion was shown, the token was rejected, and perhaps accepted again, in milliseconds
-/// after the signal.
-fn in_order(evidence: &mut Evidence, shown: i64, rejected: i64) {
+/// Sets when a graceful deletion was shown and when the agent's own token was rejected, in
+/// milliseconds after the signal.
+fn set_deletion_and_rejection(evidence: &mut Evidence, shown: i64, rejected: i64) {
     let shown = at(evidence, shown);
     set_deletion(evidence, Deletion::Graceful { shown, token_ends: shown + seconds(60) });
-    evidence.before.own_token.rejected = Some(at(evidence, rejected));
+    evidence.history.own_token.rejected = Some(at(evidence, rejected));
 }
 
 const REJECTIONS: &[Rejection] = &[
-    ("graceful deletion, one account", BOUND, as_before, Uninstall("every token")),
-    ("graceful deletion, two accounts", VALID, as_before, Uninstall("every token")),
+    ("graceful deletion, one account", BOUND, unchanged, Uninstall("every token")),
+    ("graceful deletion, two accounts", VALID, unchanged, Uninstall("every token")),
     (
         "graceful deletion that is shown after the signal",
         BOUND,
@@ -213,13 +225,13 @@ const REJECTIONS: &[Rejection] = &[
     (
         "the watch asks again after the deletion, before the signal",
         BOUND,
-        |evidence| in_order(evidence, -3000, -2000),
+        |evidence| set_deletion_and_rejection(evidence, -3000, -2000),
         Uninstall("every token"),
     ),
     (
         "replaced signing key: the watch was rejected before the deletion",
         BOUND,
-        |evidence| in_order(evidence, -2000, -60_000),
+        |evidence| set_deletion_and_rejection(evidence, -2000, -60_000),
         NoProof("agent's own token 58 s before its pod was deleted"),
     ),
     (
@@ -227,7 +239,7 @@ const REJECTIONS: &[Rejection] = &[
         VALID,
         |evidence| {
             set_deletion(evidence, Deletion::Unknown);
-            evidence.before.own_token.rejected = Some(at(evidence, -60_000));
+            evidence.history.own_token.rejected = Some(at(evidence, -60_000));
         },
         NoProof("agent's own token 60 s before the agent was stopped"),
     ),
@@ -236,22 +248,22 @@ const REJECTIONS: &[Rejection] = &[
         VALID,
         |evidence| {
             set_deletion(evidence, Deletion::Unknown);
-            evidence.before.disconnected = Some(at(evidence, -10_000));
+            evidence.history.disconnected = Some(at(evidence, -10_000));
         },
         NoProof("watch of the agent's pod had failed"),
     ),
     (
         "replaced signing key: the token check was rejected",
         BOUND,
-        |evidence| evidence.before.plugin_token.rejected = Some(at(evidence, -60_000)),
+        |evidence| evidence.history.plugin_token.rejected = Some(at(evidence, -60_000)),
         NoProof("plugin's token 59 s"),
     ),
     (
         "the plugin's account alone was deleted first, as the agent's own token was accepted later",
         VALID,
         |evidence| {
-            evidence.before.plugin_token.rejected = Some(at(evidence, -60_000));
-            evidence.before.own_token.accepted = Some(at(evidence, -59_000));
+            evidence.history.plugin_token.rejected = Some(at(evidence, -60_000));
+            evidence.history.own_token.accepted = Some(at(evidence, -59_000));
         },
         Uninstall("every token"),
     ),
@@ -295,7 +307,7 @@ const REJECTIONS: &[Rejection] = &[
         VALID,
         |evidence| {
             set_deletion(evidence, Deletion::Unknown);
-            evidence.before.plugin_token.accepted = Some(at(evidence, -3_600_000));
+            evidence.history.plugin_token.accepted = Some(at(evidence, -3_600_000));
         },
         NoProof("did not accept"),
     ),
@@ -304,11 +316,11 @@ const REJECTIONS: &[Rejection] = &[
         VALID,
         |evidence| {
             set_deletion(evidence, Deletion::Unknown);
-            evidence.before.plugin_token.accepted = None;
+            evidence.history.plugin_token.accepted = None;
         },
         NoProof("did not accept"),
     ),
-    ("expired plugin's token", EXPIRED, as_before, NoProof("plugin's token has expired")),
+    ("expired plugin's token", EXPIRED, unchanged, NoProof("plugin's token has expired")),
 ];
 
 #[test]
@@ -323,31 +335,36 @@ fn rejection_of_every_token_proves_an_uninstall_only_if_nothing_else_explains_it
     assert_verdict("expired own token", &expired, NoProof("agent's own token has expired"));
 }
 
-/// What is known of a newer agent whose tokens are rejected, and whether it ends at once.
-type Chance = (&'static str, fn(&mut Evidence), bool);
+/// A case in which the tokens of a newer agent are rejected: its name, a change to the other
+/// evidence, and whether the newer agent ends at once.
+type NewerAgentCase = (&'static str, fn(&mut Evidence), bool);
 
-/// `helm uninstall` in the second in which a newer agent starts: its token was accepted never, or
-/// not until SIGTERM. The older agent has proof.
+/// `helm uninstall` in the second in which a newer agent starts. The token of that agent was never
+/// accepted, or was rejected before SIGTERM. The older agent has proof.
 #[test]
 fn a_newer_agent_that_cannot_get_proof_ends_at_once_for_the_older_one() {
-    let cases: [Chance; 5] = [
+    let cases: [NewerAgentCase; 5] = [
         (
             "never accepted",
             |evidence| {
                 set_deletion(evidence, Deletion::Unknown);
-                evidence.before = ApiHistory::default();
+                evidence.history = ApiHistory::default();
             },
             true,
         ),
-        ("the watch was rejected before the deletion", |e| in_order(e, -2000, -3000), true),
         (
-            "the plugin's token was rejected before the deletion",
-            |evidence| evidence.before.plugin_token.rejected = Some(at(evidence, -1000)),
+            "the watch was rejected before the deletion",
+            |evidence| set_deletion_and_rejection(evidence, -2000, -3000),
             true,
         ),
-        // The watch may show the deletion later.
+        (
+            "the plugin's token was rejected before the deletion",
+            |evidence| evidence.history.plugin_token.rejected = Some(at(evidence, -1000)),
+            true,
+        ),
+        // The watch may still show the deletion, and then the agent gets proof.
         ("not deleted yet", |evidence| set_deletion(evidence, Deletion::NotDeleted), false),
-        ("proof", as_before, false),
+        ("proof", unchanged, false),
     ];
     for (name, change, ends) in cases {
         let mut case = evidence(rejected([1], BOUND));
@@ -362,9 +379,9 @@ fn a_newer_agent_that_cannot_get_proof_ends_at_once_for_the_older_one() {
             _ => panic!("{name}: {found:?}"),
         }
     }
-    let mut unreachable = evidence(round(Round::Unreachable("refused".into())));
+    let mut unreachable = evidence(one_round(Round::Unreachable("refused".into())));
     unreachable.older_agent_ran = true;
-    unreachable.before = ApiHistory::default();
+    unreachable.history = ApiHistory::default();
     assert_verdict("unreachable", &unreachable, NoProof("unreachable"));
 }
 
@@ -392,11 +409,11 @@ fn the_time_to_decide_leaves_five_seconds_of_the_grace_period() {
     }
 }
 
-/// Decides once, after a thread has sent these rounds.
+/// Returns the verdict of an agent that receives all of these rounds at once.
 fn verdict_on(sent: Rounds) -> Verdict {
-    let (send, rounds) = mpsc::channel();
+    let (sender, rounds) = mpsc::channel();
     for round in evidence(sent).rounds {
-        send.send(round).unwrap();
+        sender.send(round).unwrap();
     }
     let evidence = evidence(Vec::new());
     let own_pod = evidence.own_pod.clone();
@@ -406,8 +423,8 @@ fn verdict_on(sent: Rounds) -> Verdict {
 }
 
 #[test]
-fn rounds_that_are_read_late_count_from_their_own_time() {
-    let verdict = verdict_on([gone(), unclear(2, "HTTP 403")].concat());
+fn rounds_that_are_read_late_are_judged_at_the_time_at_which_they_ended() {
+    let verdict = verdict_on([daemonset_is_gone(), unclear(2, "HTTP 403")].concat());
     assert!(matches!(verdict, Verdict::Uninstall(_)));
     assert!(matches!(verdict_on(rejected([1, 2, 4], BOUND)), Verdict::AskAgain(_)));
     assert!(matches!(verdict_on(rejected([1, 2, 4, 5], BOUND)), Verdict::Uninstall(_)));

@@ -3,8 +3,12 @@ use crate::kube;
 use crate::kube::event::EventType;
 
 fn on_node() -> Event {
-    let (kind, note) = (EventType::Warning, String::new());
-    Event::on_node(EventContent { kind, reason: "R", action: "A", note })
+    Event::on_node(EventContent {
+        kind: EventType::Warning,
+        reason: "R",
+        action: "A",
+        note: String::new(),
+    })
 }
 
 fn event(uid: &str, subject: &'static str) -> Event {
@@ -12,13 +16,13 @@ fn event(uid: &str, subject: &'static str) -> Event {
 }
 
 fn event_in(namespace: &str, uid: &str, subject: &'static str) -> Event {
-    let [namespace, name, uid] = [namespace, "web", uid].map(str::to_owned);
-    Event { pod: Some(PodRef { namespace, name, uid }), subject, ..on_node() }
+    let pod = PodRef { namespace: namespace.into(), name: "web".into(), uid: uid.into() };
+    Event { pod: Some(pod), subject, ..on_node() }
 }
 
-/// UID of the pod of the next Event; `None` if no Event is due.
-fn take(events: &mut EventQueue, now: Instant) -> Option<String> {
-    Some(events.take(now)?.1.pod.unwrap().uid)
+/// Takes the next Event, and returns the UID of its pod. `None` if no Event is due.
+fn take_uid(events: &mut EventQueue, now: Instant) -> Option<String> {
+    Some(events.take(now)?.event.pod.unwrap().uid)
 }
 
 #[test]
@@ -62,13 +66,13 @@ fn an_event_that_was_not_posted_is_retried_unless_it_is_old() {
     let later = now + POST_INTERVAL;
     assert_eq!(events.take(later), Some(first.clone()));
     events.put_back(first, now + REPEAT_AFTER, later);
-    // No burst follows a pause.
+    // No burst is allowed after a pause, so the second Event is due an interval later.
     assert_eq!(events.take(later), None);
-    assert_eq!(take(&mut events, later + POST_INTERVAL).unwrap(), "2");
+    assert_eq!(take_uid(&mut events, later + POST_INTERVAL).unwrap(), "2");
 }
 
 #[test]
-fn the_agents_own_events_are_first_also_in_a_full_queue() {
+fn the_agents_own_events_are_posted_first_even_if_the_queue_is_full() {
     let now = Instant::now();
     let mut events = EventQueue::new(now);
     for number in 0..MAX_QUEUED {
@@ -78,8 +82,8 @@ fn the_agents_own_events_are_first_also_in_a_full_queue() {
     let own = on_node();
     assert!(events.offer(own.clone(), now));
     assert_eq!(events.waiting.len(), MAX_QUEUED);
-    assert_eq!(events.take(now), Some((now, own)));
-    assert_eq!(take(&mut events, now).unwrap(), "0");
+    assert_eq!(events.take(now), Some(QueuedEvent { queued_at: now, event: own }));
+    assert_eq!(take_uid(&mut events, now).unwrap(), "0");
 }
 
 #[test]
@@ -94,7 +98,7 @@ fn a_namespace_gets_half_of_the_events_and_does_not_delay_another() {
     assert_eq!(offered, MAX_QUEUED / 2);
     assert!(events.offer(event_in("few", "x", "a"), now));
     assert!(events.offer(event_in("few", "y", "a"), now));
-    let taken: Vec<String> = (0..4).map(|_| take(&mut events, now).unwrap()).collect();
+    let taken: Vec<String> = (0..4).map(|_| take_uid(&mut events, now).unwrap()).collect();
     assert_eq!(taken, ["0", "x", "1", "y"]);
 }
 
@@ -124,6 +128,6 @@ fn a_failure_of_one_event_drops_it_and_other_failures_pause_all() {
         (status(429, "slow down"), false),
         (status(503, "x"), false),
     ] {
-        assert_eq!(is_of_one_event(&error), is_dropped, "{error}");
+        assert_eq!(rejects_only_this_event(&error), is_dropped, "{error}");
     }
 }

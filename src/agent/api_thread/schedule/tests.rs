@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::agent::api_thread::startup_taint::{RECHECK, TOKEN_RENEWED};
+use crate::agent::api_thread::startup_taint::{AFTER_TOKEN_RENEWAL, RECHECK};
 use crate::backoff::between;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -11,55 +11,58 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// A simulated node and its API server.
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    /// Whether the plugin has a ServiceAccount of its own.
-    account: bool,
-    tainted: bool,
+    /// Whether the plugin has a ServiceAccount of its own. If not, it uses the agent's own token.
+    has_account: bool,
+    /// Whether the agent removes a startup taint.
+    has_taint: bool,
 }
 
-const DEFAULT: Node = Node { account: true, tainted: false };
+const DEFAULT: Node = Node { has_account: true, has_taint: false };
 
-/// Times of all requests in the first `span` of an agent's life, while the API server responds.
+/// Returns the times of all requests in the first `span` of an agent's life, while the API server
+/// responds.
 fn requests(node: Node, span: Duration) -> Vec<Duration> {
     let start = Instant::now();
-    let renewal = if node.account { Some(Duration::ZERO) } else { None };
-    let mut schedule = Schedule::new(start, renewal);
+    let until_renewal = if node.has_account { Some(Duration::ZERO) } else { None };
+    let mut schedule = Schedule::new(start, until_renewal);
     let mut sent = Vec::new();
-    let mut taint = start;
+    let mut taint_due = start;
     // Kubelet renews the agent's own token after four fifths of its lifetime of an hour.
-    let mut rotation = start + HOUR * 4 / 5;
-    let agents_token = !node.account;
-    if agents_token {
-        schedule.kubeconfig_changed(start);
+    let mut rotation_due = start + HOUR * 4 / 5;
+    let uses_agents_token = !node.has_account;
+    if uses_agents_token {
+        schedule.check_changed_kubeconfig(start);
     }
     loop {
         let mut now = schedule.next_due();
-        if node.tainted {
-            now = now.min(taint);
+        if node.has_taint {
+            now = now.min(taint_due);
         }
-        if agents_token || node.tainted {
-            now = now.min(rotation);
+        if uses_agents_token || node.has_taint {
+            now = now.min(rotation_due);
         }
         if now > start + span {
             return sent;
         }
-        if schedule.renewal.is_some_and(|due| due <= now) {
+        if schedule.renewal_due.is_some_and(|due| due <= now) {
             sent.push(now - start);
-            schedule.renewed(now, DAY);
-            schedule.kubeconfig_changed(now);
+            schedule.schedule_renewal(now, DAY);
+            schedule.check_changed_kubeconfig(now);
         }
-        if schedule.check <= now {
+        if schedule.check_due <= now {
             sent.push(now - start);
-            schedule.check_done(now, TokenCheckResult::Accepted, Duration::ZERO);
+            schedule.schedule_next_check(now, TokenCheckResult::Accepted, Duration::ZERO);
         }
-        if node.tainted && taint <= now {
+        if node.has_taint && taint_due <= now {
             sent.push(now - start);
-            taint = now + between(RECHECK[0], RECHECK[1]);
+            taint_due = now + between(RECHECK[0], RECHECK[1]);
         }
-        if rotation <= now {
-            rotation = now + HOUR * 4 / 5;
-            taint = taint.min(now + between(TOKEN_RENEWED[0], TOKEN_RENEWED[1]));
-            if agents_token {
-                schedule.kubeconfig_changed(now);
+        if rotation_due <= now {
+            rotation_due = now + HOUR * 4 / 5;
+            let after_renewal = between(AFTER_TOKEN_RENEWAL[0], AFTER_TOKEN_RENEWAL[1]);
+            taint_due = taint_due.min(now + after_renewal);
+            if uses_agents_token {
+                schedule.check_changed_kubeconfig(now);
             }
         }
     }
@@ -68,14 +71,17 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
 #[test]
 fn an_idle_agent_leaves_enough_requests_for_the_repair_controller() {
     let span = DAY * 30;
-    for number in 0..4 {
-        let [account, tainted] = [1, 2].map(|bit| number & bit != 0);
-        let node = Node { account, tainted };
-        let idle = requests(node, span).into_iter().filter(|at| *at > HOUR).count();
-        let a_minute = idle as f64 / (span - HOUR).as_secs_f64() * 60.0;
-        println!("{:.3} in 5 minutes: {node:?}", a_minute * 5.0);
-        // The repair controller's watch sends up to 0.125 requests in 5 minutes.
-        assert!((0.1..0.875 / 5.0).contains(&a_minute), "{a_minute:.3} a minute: {node:?}");
+    for has_account in [true, false] {
+        for has_taint in [true, false] {
+            let node = Node { has_account, has_taint };
+            let idle = requests(node, span).into_iter().filter(|at| *at > HOUR).count();
+            let per_minute = idle as f64 / (span - HOUR).as_secs_f64() * 60.0;
+            println!("{:.3} in 5 minutes: {node:?}", per_minute * 5.0);
+            // Together with the repair controller, whose watch sends up to 0.125 requests in 5
+            // minutes, the node has to stay below one request in 5 minutes.
+            let is_allowed = (0.1..0.875 / 5.0).contains(&per_minute);
+            assert!(is_allowed, "{per_minute:.3} a minute: {node:?}");
+        }
     }
 }
 
@@ -83,19 +89,20 @@ fn an_idle_agent_leaves_enough_requests_for_the_repair_controller() {
 fn failed_token_requests_do_not_raise_the_requests_of_an_idle_node() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(Duration::ZERO));
-    schedule.check_done(start, TokenCheckResult::Accepted, Duration::ZERO);
+    schedule.schedule_next_check(start, TokenCheckResult::Accepted, Duration::ZERO);
     let mut sent = 0;
     while schedule.next_due() < start + 10 * DAY {
         let now = schedule.next_due();
-        if schedule.renewal.is_some_and(|due| due <= now) {
-            schedule.not_renewed(now, true, Duration::ZERO);
+        if schedule.renewal_due.is_some_and(|due| due <= now) {
+            let has_valid_token = true;
+            schedule.retry_renewal(now, has_valid_token, Duration::ZERO);
         } else {
-            schedule.check_done(now, TokenCheckResult::Accepted, Duration::ZERO);
+            schedule.schedule_next_check(now, TokenCheckResult::Accepted, Duration::ZERO);
         }
         sent += u32::from(now > start + HOUR);
     }
-    let a_minute = f64::from(sent) / (10 * DAY - HOUR).as_secs_f64() * 60.0;
-    assert!((0.1..0.2).contains(&a_minute), "{a_minute:.3} a minute");
+    let per_minute = f64::from(sent) / (10 * DAY - HOUR).as_secs_f64() * 60.0;
+    assert!((0.1..0.2).contains(&per_minute), "{per_minute:.3} a minute");
 }
 
 #[test]
@@ -131,10 +138,11 @@ fn unanswered_checks_and_token_requests_back_off_to_a_minute() {
     let mut schedule = Schedule::new(start, Some(DAY));
     let mut now = start;
     for half_seconds in [1, 2, 4, 8, 16, 32, 64, 120, 120] {
-        schedule.check_done(now, TokenCheckResult::Unknown, Duration::ZERO);
-        schedule.not_renewed(now, false, Duration::ZERO);
+        schedule.schedule_next_check(now, TokenCheckResult::Unknown, Duration::ZERO);
+        let has_valid_token = false;
+        schedule.retry_renewal(now, has_valid_token, Duration::ZERO);
         let whole = MINUTE / 120 * half_seconds;
-        for wait in [schedule.check - now, schedule.renewal.unwrap() - now] {
+        for wait in [schedule.check_due - now, schedule.renewal_due.unwrap() - now] {
             assert!((whole * 3 / 5..=whole).contains(&wait), "{wait:?} of {whole:?}");
         }
         now = schedule.next_due();
@@ -145,20 +153,24 @@ fn unanswered_checks_and_token_requests_back_off_to_a_minute() {
 fn retries_after_an_overload_are_spread_over_the_nodes() {
     let start = Instant::now();
     // All nodes get the same header: kube-apiserver sends `Retry-After: 1`.
-    for retry_after in [1, 300] {
-        let mut each_second = [BTreeMap::new(), BTreeMap::new()];
+    for seconds in [1, 300] {
+        let retry_after = Duration::from_secs(seconds);
+        let mut checks = BTreeMap::new();
+        let mut renewals = BTreeMap::new();
         for _ in 0..1000 {
             let mut schedule = Schedule::new(start, Some(DAY));
-            schedule.check_done(start, TokenCheckResult::Unknown, Duration::from_secs(retry_after));
-            schedule.not_renewed(start, false, Duration::from_secs(retry_after));
-            let dues = [schedule.check, schedule.renewal.unwrap()];
-            for (counts, due) in each_second.iter_mut().zip(dues) {
-                *counts.entry((due - start).as_secs()).or_insert(0) += 1;
-            }
+            schedule.schedule_next_check(start, TokenCheckResult::Unknown, retry_after);
+            let has_valid_token = false;
+            schedule.retry_renewal(start, has_valid_token, retry_after);
+            let check_second = (schedule.check_due - start).as_secs();
+            *checks.entry(check_second).or_insert(0) += 1;
+            let renewal_second = (schedule.renewal_due.unwrap() - start).as_secs();
+            *renewals.entry(renewal_second).or_insert(0) += 1;
         }
-        for counts in each_second {
-            assert!(counts.keys().all(|second| *second >= retry_after), "{counts:?}");
-            assert!(counts.values().all(|nodes| *nodes < 200), "{counts:?}");
+        for nodes_by_second in [checks, renewals] {
+            let is_late = nodes_by_second.keys().all(|second| *second >= seconds);
+            let is_spread = nodes_by_second.values().all(|nodes| *nodes < 200);
+            assert!(is_late && is_spread, "{nodes_by_second:?}");
         }
     }
 }
@@ -171,10 +183,10 @@ fn a_flood_of_records_causes_a_bounded_number_of_checks() {
         let mut schedule = Schedule::new(start, None);
         let (mut checks, mut now) = (0, start);
         while now < start + 10 * MINUTE {
-            schedule.failure_reported(now);
-            if schedule.check <= now {
+            schedule.check_after_plugin_failure(now);
+            if schedule.check_due <= now {
                 checks += 1;
-                schedule.check_done(now, result, Duration::ZERO);
+                schedule.schedule_next_check(now, result, Duration::ZERO);
             }
             now += Duration::from_millis(100);
         }
@@ -185,17 +197,17 @@ fn a_flood_of_records_causes_a_bounded_number_of_checks() {
 #[test]
 fn plugin_failures_and_kubeconfig_changes_cause_checks_at_a_limited_rate() {
     let start = Instant::now();
-    type Report = fn(&mut Schedule, Instant);
-    let reports: [(Report, Duration); 2] = [
-        (Schedule::failure_reported, PLUGIN_FAILURE_GAP),
-        (Schedule::kubeconfig_changed, KUBECONFIG_CHANGE_GAP),
+    type CheckEarlier = fn(&mut Schedule, Instant);
+    let cases: [(CheckEarlier, Duration); 2] = [
+        (Schedule::check_after_plugin_failure, PLUGIN_FAILURE_GAP),
+        (Schedule::check_changed_kubeconfig, KUBECONFIG_CHANGE_GAP),
     ];
-    for (report, gap) in reports {
+    for (check_earlier, gap) in cases {
         let mut schedule = Schedule::new(start, None);
-        report(&mut schedule, start);
-        assert!(schedule.check <= start);
-        schedule.check_done(start, TokenCheckResult::Accepted, Duration::ZERO);
-        report(&mut schedule, start);
+        check_earlier(&mut schedule, start);
+        assert!(schedule.check_due <= start);
+        schedule.schedule_next_check(start, TokenCheckResult::Accepted, Duration::ZERO);
+        check_earlier(&mut schedule, start);
         assert_eq!(schedule.next_due(), start + gap);
     }
 }
@@ -205,25 +217,27 @@ fn a_revoked_token_is_renewed_at_once_and_repeated_revocations_back_off() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(DAY));
     assert_eq!(wait_after_revocation(&mut schedule, start), Duration::ZERO);
-    let waits = [0; 12].map(|_| wait_after_revocation(&mut schedule, start));
+    let waits: Vec<Duration> =
+        (0..12).map(|_| wait_after_revocation(&mut schedule, start)).collect();
     assert!(waits[0] <= RENEWAL_RETRY[0] && waits[11] >= CHECK_PERIOD * 3 / 5, "{waits:?}");
-    schedule.check_done(start, TokenCheckResult::Accepted, Duration::ZERO);
+    schedule.schedule_next_check(start, TokenCheckResult::Accepted, Duration::ZERO);
     assert_eq!(wait_after_revocation(&mut schedule, start), Duration::ZERO);
 }
 
-/// Renews the token, and returns when it is renewed again because the API server rejects it.
+/// Issues a token that the API server rejects at once. Returns the wait before the next request.
 fn wait_after_revocation(schedule: &mut Schedule, now: Instant) -> Duration {
-    schedule.renewed(now, DAY);
-    schedule.revoked(now);
+    schedule.schedule_renewal(now, DAY);
+    schedule.replace_revoked_token(now);
     schedule.next_due() - now
 }
 
-/// The time from the start to the first check of an agent that renews its token after `renewal`.
-fn first_check(renewal: Duration) -> Duration {
+/// Returns the time from the start to the first check of an agent that renews its token after
+/// `until_renewal`.
+fn first_check(until_renewal: Duration) -> Duration {
     let start = Instant::now();
-    let mut schedule = Schedule::new(start, Some(renewal));
-    schedule.kubeconfig_changed(start);
-    schedule.check - start
+    let mut schedule = Schedule::new(start, Some(until_renewal));
+    schedule.check_changed_kubeconfig(start);
+    schedule.check_due - start
 }
 
 #[test]

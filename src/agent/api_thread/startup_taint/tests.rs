@@ -14,7 +14,7 @@ fn node(taints: Value) -> Value {
     json!({"metadata": {"name": "n", "resourceVersion": "7"}, "spec": {"taints": taints}})
 }
 
-/// Sends these responses in order.
+/// An API server that sends these responses in order.
 #[derive(Clone, Default)]
 struct InOrder(VecDeque<(u16, Value)>);
 
@@ -35,7 +35,7 @@ const TABLES: &str = include_str!("tests/cases.yaml");
 struct TaintsRow {
     #[serde(default)]
     taints: Value,
-    /// Taints that the patch leaves.
+    /// Taints that the patch leaves. `None` if there is no patch.
     left: Option<Vec<Value>>,
 }
 
@@ -59,7 +59,7 @@ fn removes_only_taints_with_the_key_whatever_their_effect() {
 }
 
 #[test]
-fn an_attempt_reads_the_node_and_patches_it_once_if_tainted() {
+fn the_node_is_read_once_and_patched_once_if_it_has_the_taint() {
     for (name, row) in table::rows_of::<PatchRow>(TABLES, "patches") {
         let count = row.responses.len();
         let server = Server::<InOrder>::start();

@@ -6,7 +6,7 @@ use super::*;
 use crate::agent::identity;
 use crate::kube::pod_list::FromPod as _;
 
-/// A publisher whose API server does not respond.
+/// Returns a publisher whose API server does not respond.
 fn publisher(run_dir: &Path) -> Publisher {
     let settings = Settings::read(|name| match name {
         "KUBERNETES_SERVICE_HOST" => Some("127.0.0.1".to_owned()),
@@ -19,7 +19,8 @@ fn publisher(run_dir: &Path) -> Publisher {
     Publisher::new(&settings, source, run_dir.to_owned(), &status, &Arc::default())
 }
 
-/// A meshed pod made by hand, whose namespace has to be read.
+/// Returns a meshed pod that the injector did not write, so that the agent has to read its
+/// namespace.
 fn pod(uid: &str, ports: &str) -> NodePod {
     let annotations = json!({"config.linkerd.io/skip-inbound-ports": ports});
     let pod = json!({
@@ -30,7 +31,7 @@ fn pod(uid: &str, ports: &str) -> NodePod {
 }
 
 #[test]
-fn only_a_problem_that_may_pass_asks_for_a_new_list() {
+fn a_new_list_is_requested_only_for_a_temporary_problem() {
     for (name, pod, wants_list) in [
         ("too many facts", pod("u-1", &"25,".repeat(2000)), false),
         ("a UID that is no file name", pod("../u", &"25,".repeat(2000)), false),
@@ -42,6 +43,6 @@ fn only_a_problem_that_may_pass_asks_for_a_new_list() {
         let flow = publisher.apply(Update::Changed(pod));
         assert_eq!(flow.is_break(), wants_list, "{name}");
         assert_eq!(publisher.problems().len(), 1, "{name}");
-        assert!(publisher.published.values().all(|pod| pod.bypasses(Reason::Unknown)), "{name}");
+        assert!(publisher.known_pods.values().all(|pod| pod.bypasses(Reason::Unknown)), "{name}");
     }
 }

@@ -11,7 +11,7 @@ fn problem(why: &str) -> Finding {
 
 #[test]
 fn readiness_names_each_part_of_the_node_that_is_not_in_place() {
-    for (findings, wrote, expected, logged) in [
+    for (findings, wrote, not_ready, logged) in [
         (vec![], false, None, &[][..]),
         (
             vec![
@@ -37,14 +37,14 @@ fn readiness_names_each_part_of_the_node_that_is_not_in_place() {
         (vec![], true, Some("files were just written and are not verified yet"), &[]),
     ] {
         let judgement = Judgement::new(findings, wrote, StatusBody::default());
-        assert_eq!(judgement.status.not_ready.as_deref(), expected, "{judgement:?}");
+        assert_eq!(judgement.status.not_ready.as_deref(), not_ready, "{judgement:?}");
         let found = judgement.logged();
         assert!(!found.values().any(|why| why == "later"), "{judgement:?}");
         assert_eq!(found.into_keys().collect::<Vec<_>>(), logged, "{judgement:?}");
     }
 }
 
-/// A pass that found everything correct, and wrote nothing.
+/// Returns the outcomes of a pass that found everything correct and wrote nothing.
 fn unchanged() -> Installed {
     let token = PluginToken { text: Ok("t".into()), request_error: None, allowed_at: None };
     let desired = DesiredKubeconfig::Own { text: "{}".into(), token: "t".into() };
@@ -68,7 +68,8 @@ fn contended(file: WrittenFile) -> ContendedFile {
     ContendedFile { file, over_at: Instant::now(), is_new: false }
 }
 
-/// Judges a pass that differs from [`unchanged`] by `change`. Its self-test has passed.
+/// Judges a pass that differs from [`unchanged`] by `change`, and whose self-test has passed.
+/// Returns also whether the files were settled.
 fn judged(change: impl FnOnce(&mut Installed)) -> (bool, Judgement) {
     let mut installed = unchanged();
     change(&mut installed);
@@ -77,7 +78,7 @@ fn judged(change: impl FnOnce(&mut Installed)) -> (bool, Judgement) {
 }
 
 #[test]
-fn only_a_pass_without_write_or_failure_tests_the_plugin() {
+fn the_files_are_settled_only_after_a_pass_that_wrote_nothing_and_failed_at_nothing() {
     type Change = fn(&mut Installed);
     let changes: [(&str, Change, Option<&str>); 9] = [
         ("nothing", |_| {}, None),
@@ -157,15 +158,15 @@ fn a_node_that_waits_for_its_token_logs_no_problem() {
 }
 
 #[test]
-fn the_next_pass_is_due_when_the_first_step_or_check_asks() {
+fn the_next_pass_is_due_at_the_earliest_time_that_a_step_or_check_needs() {
     let soon = Instant::now();
     let later = soon + std::time::Duration::from_secs(1);
     let (_, judgement) = judged(|_| {});
-    assert_eq!(judgement.next, None);
+    assert_eq!(judgement.next_pass_at, None);
     let (_, judgement) = judged(|installed| {
         installed.token.allowed_at = Some(later);
         installed.configs.outcome.allowed_at = Some(soon);
         installed.binaries.allowed_at = Some(later);
     });
-    assert_eq!(judgement.next, Some(soon));
+    assert_eq!(judgement.next_pass_at, Some(soon));
 }

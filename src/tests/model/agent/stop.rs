@@ -89,7 +89,7 @@ fn decide(
     let times = (0..).map(|number| begin + number * ROUND);
     let evidence = Evidence {
         own_pod: OwnPod { deletion, ..OwnPod::default() },
-        before: ApiHistory { own_token, plugin_token: accepted, disconnected: None },
+        history: ApiHistory { own_token, plugin_token: accepted, disconnected: None },
         begin,
         end: begin + ROUNDS * ROUND,
         newer_agent_runs,

@@ -152,7 +152,7 @@ impl Sender<'_> {
                     Some(401 | 403) => TokenCheckResult::Rejected,
                     _ => TokenCheckResult::Unknown,
                 };
-                schedule.check_done(Instant::now(), result, asked(&error));
+                schedule.schedule_next_check(Instant::now(), result, asked(&error));
                 thread::sleep(schedule.next_due() - Instant::now());
             }
         }
