@@ -20,7 +20,7 @@ const REQUEST_LIMIT: u64 = 8 << 10;
 /// Pause after an accept has failed. Without a pause the server would spin if no file descriptor is
 /// free, because the next accept would fail at once, too.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
-/// Stack size of each thread, in bytes. The handlers only format text.
+/// Stack size of each thread, in bytes. It is small, because the handlers only format text.
 const STACK_SIZE: usize = 256 << 10;
 
 const TEXT: &str = "text/plain; charset=utf-8";

@@ -19,7 +19,7 @@ const REAP_BUDGET: Duration = Duration::from_millis(500);
 /// First pause between two checks of a child. It is short, because a child has usually almost ended
 /// when the wait begins. Each further pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
-/// Longest pause between two checks.
+/// Longest pause between two checks of a child.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// Waits until the child has exited, and reaps it. `None`: the child still runs at the deadline.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-/// What is known about a failure.
+/// Code, name, cause and remedy of a failure.
 #[derive(Debug)]
 pub struct Row {
     failure: Failure,

@@ -34,9 +34,10 @@ pub use temporary::{TEMPORARY, Temporary, is_temporary};
 use error::failed;
 use temporary::sync_dir;
 
-/// Largest file that [`read`] reads, in bytes. The agent only reads files far smaller than this.
+/// Largest file that [`read`] reads, in bytes. The limit keeps a huge file out of memory. The files
+/// that the agent needs are far smaller.
 pub const LIMIT: u64 = 5 << 20;
-/// Size of the parts in which files of any size are read, in bytes.
+/// Size of the parts in which [`have_equal_content`] reads files of any size, in bytes.
 const PART: u64 = 16 << 10;
 
 /// Permissions and owner of a file.
@@ -80,7 +81,7 @@ pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
     Ok((bytes, FileAccess::from_metadata(&metadata)))
 }
 
-/// Writes a file, whether or not it exists.
+/// Creates a file, or replaces the file if it exists.
 pub fn write(path: &Path, bytes: &[u8], access: FileAccess) -> Result<(), Error> {
     Temporary::beside(path)?.fill(access, |file| file.write_all(bytes))?.rename()
 }

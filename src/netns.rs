@@ -36,7 +36,7 @@ pub enum Error {
     Work { path: PathBuf, problem: String },
 }
 
-/// An open netns. It stays the same netns, also if its path later leads to another one. If no netns
+/// An open netns. It stays the same netns, even if its path later leads to another one. If no netns
 /// was mounted at the path, it is only an open file, see [`Netns::made_without_netns`].
 #[derive(Debug)]
 pub struct Netns {

@@ -7,6 +7,7 @@ const BYTE_LIMIT: usize = 300;
 
 /// Cuts `text` to [`LIMIT`] characters and [`BYTE_LIMIT`] bytes. An ellipsis marks the cut.
 pub fn cut(text: &str) -> String {
+    // The text is cut after the last character whose end is within both limits.
     let ends = text.char_indices().map(|(start, c)| start + c.len_utf8());
     match ends.take(LIMIT).take_while(|&end| end <= BYTE_LIMIT).last() {
         Some(end) if end < text.len() => format!("{}…", &text[..end]),

@@ -80,7 +80,8 @@ fn a_request_that_arrives_in_pieces_gets_a_response() {
 fn a_request_that_is_too_large_is_rejected() {
     let address = server();
     let mut stream = connect(address);
-    // The server may respond and close before the whole request is written.
+    // The write may fail, because the server may respond and close before it has read the whole
+    // request.
     let _ = stream.write_all(&vec![b'a'; REQUEST_LIMIT as usize + 1]);
     assert_eq!(status_and_body(&response(stream)), ("400 Bad Request", ""));
 }
@@ -92,7 +93,8 @@ fn any_number_of_silent_clients_do_not_delay_another_client() {
     let began = Instant::now();
     let response = exchange(address, "GET /live HTTP/1.1\r\n\r\n");
     assert_eq!(status_and_body(&response), ("200 OK", "alive\n"));
-    // The time is far below the timeout of each silent client.
+    // This is far below the timeout of a silent client, so the server has not waited for any of
+    // them.
     assert!(began.elapsed() < Duration::from_secs(2));
     drop(silent);
 }

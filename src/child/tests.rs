@@ -11,7 +11,7 @@ pub fn assert_ends(file: &Path) {
     let id = id.trim();
     assert!(id.parse::<i32>().is_ok(), "no process ID in {}", file.display());
     let deadline = Deadline::after(Duration::from_secs(20));
-    // A killed process is a zombie until its new parent reaps it.
+    // A zombie counts as ended, because a killed process is one until its new parent reaps it.
     while fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
         assert!(!deadline.has_passed(), "process {id} is alive");
         thread::sleep(LONGEST_PAUSE);

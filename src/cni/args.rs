@@ -35,7 +35,7 @@ struct KubernetesArgs<'a> {
     name: &'a str,
     uid: &'a str,
     ignore_unknown: bool,
-    /// Pairs with other keys.
+    /// The pairs whose key is none of these.
     unknown: Vec<&'a str>,
 }
 

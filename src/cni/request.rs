@@ -134,7 +134,7 @@ fn check_interface_name(name: &str) -> Result<(), Error> {
 }
 
 fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
-    // Go's decoder reads null as an empty object.
+    // `null` is accepted as an empty object, as by Go's decoder.
     let config: Option<Object> =
         serde_json::from_slice(&read_stdin(stdin)?).map_err(config_error)?;
     let config = config.unwrap_or_default();

@@ -71,7 +71,8 @@ fn remedy(error: &io::Error) -> &'static str {
             "; remount the node's file system writable, or set the chart's platform, destCNINetDir \
              or destCNIBinDir to a writable directory"
         }
-        // Root gets EPERM for files that are immutable or append-only, and in such directories.
+        // Root gets this error for files that are immutable or append-only, and in such
+        // directories, so the remedy is about these two attributes.
         Some(Errno::PERM) => {
             "; if lsattr -d shows the attribute i or a of this file or its directory on the node, \
              remove the attribute with chattr -i -a"

@@ -28,8 +28,8 @@ pub(super) fn sync_dir(path: &Path) -> Result<(), Error> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
 }
 
-/// Returns an unused path in the directory of `path`. The time is part of the name, as the process
-/// ID is 1 in every agent container.
+/// Returns an unused path in the directory of `path`. The name has the time in it, because the
+/// process ID is 1 in every agent container.
 pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let Some(dir) = path.parent() else {
@@ -170,7 +170,8 @@ mod tests {
         let to = dir.path().join("to");
         fs::write(&from, "x").unwrap();
         fs::write(&to, "x").unwrap();
-        // Some file systems have only attributes that root can set.
+        // Both kinds of attributes are tried, because some file systems have only the `trusted`
+        // ones.
         let name = ["user.owner", "trusted.owner"]
             .into_iter()
             .find(|name| lsetxattr(&from, *name, b"cni", XattrFlags::empty()).is_ok());

@@ -46,7 +46,7 @@ const RETRY_AFTER_CAP: Duration = Duration::from_secs(60);
 pub enum Selection {
     /// The pods of this node, in all namespaces.
     Node(String),
-    /// At most one pod.
+    /// The pod of this name, if it exists.
     Pod { namespace: String, name: String },
 }
 
@@ -204,7 +204,7 @@ pub fn run<T: FromPod>(
     }
 }
 
-/// One watch.
+/// A watch, and the version up to which it has received events.
 struct Watch {
     /// Version of the last event or bookmark. Before the first one, the version from which the
     /// watch begins.

@@ -39,6 +39,8 @@ fn rows(openmetrics: &str) -> Vec<String> {
             let (name, kind) = kind.split_once(' ').unwrap();
             types.insert(name, kind);
         } else if let Some((_, list)) = line.split_once('{') {
+            // Each part before a `="` ends with the key of a label. The last part has no key, but the
+            // end of the list. The key `le` is that of a histogram's buckets.
             let keys = list.split("=\"").map(|text| text.rsplit([',', '{']).next().unwrap());
             let keys = keys.filter(|key| !key.contains('}') && *key != "le");
             labels.entry(family).or_default().extend(keys);

@@ -66,7 +66,7 @@ pub fn compare_with_new_rules(
     let unknown = "it is unknown which rules the pod needs";
     let resolved = match verdict(config, pod, PodView::from(&facts)) {
         Verdict::Skipped(reason) => return Ok(Comparison::Skipped(reason)),
-        // Only ADD refuses a pod. A pod that is running is checked like any other, also if ADD
+        // Only ADD refuses a pod. A pod that is running is checked like any other, even if ADD
         // would refuse it now.
         Verdict::Redirected(resolved) | Verdict::Refused(_, resolved) => resolved,
         Verdict::Failed(error) => return Err(error),

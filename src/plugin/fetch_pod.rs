@@ -185,7 +185,7 @@ fn check_identity(found: &Metadata, pod: &PodRef) -> Result<(), Error> {
     if pod.uid.is_empty() || uid.is_empty() || *uid == pod.uid || is_mirror {
         return Ok(());
     }
-    // The pod was deleted and created again, as a StatefulSet does.
+    // The UIDs differ, so the pod was deleted and created again, for example by a StatefulSet.
     let problem =
         format!("the pod with UID {} was replaced by the pod with UID {}", pod.uid, quote(uid));
     Err(Error::new(Failure::PodReplaced, format!("cannot read pod {pod}: {problem}")))

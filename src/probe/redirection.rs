@@ -14,7 +14,7 @@ use crate::admin;
 /// IPv4 address reserved for documentation (RFC 5737). No host has this address, so a connection to
 /// it succeeds only if it is redirected.
 const UNUSED_IPV4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-/// The same for IPv6 (RFC 3849).
+/// IPv6 address reserved for documentation (RFC 3849), which no host has either.
 const UNUSED_IPV6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
 /// How long to retry, because the other container may still be starting.
 const RETRY_BUDGET: Duration = Duration::from_secs(20);

@@ -21,7 +21,7 @@ pub const NEIGHBOUR: [&str; 2] = ["10.99.0.2", "fd99::2"];
 const WORK_BUDGET: Duration = Duration::from_secs(60);
 
 /// The two network namespaces. They have no names: only open files of this process keep them, so
-/// the kernel removes them also if the process is killed.
+/// the kernel removes them even if the process is killed.
 pub struct Namespaces {
     pod: File,
     neighbour: File,

@@ -37,9 +37,9 @@ struct NodeRow {
     labels: Value,
     #[serde(default)]
     taints: Value,
-    /// Templates that run on the node, by what they show.
+    /// Templates that run on the node. Each key says what its template shows.
     r#in: BTreeMap<String, Value>,
-    /// Templates that do not run on the node, by what they show.
+    /// Templates that do not run on the node. Each key says what its template shows.
     #[serde(default)]
     out: BTreeMap<String, Value>,
 }

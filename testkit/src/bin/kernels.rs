@@ -148,7 +148,7 @@ fn line_of(name: &str, address: &str, port: u16) -> String {
     format!("{name} {}", SocketAddr::new(address.parse().unwrap(), port))
 }
 
-/// Checks that ADD writes rules that redirect, also if it is repeated, and that CHECK fails before
+/// Checks that ADD writes rules that redirect, even if it is repeated, and that CHECK fails before
 /// the first ADD and succeeds afterwards.
 fn redirects(mode: &str, backend: &str, families: Families) -> String {
     let pod = pod();
