@@ -29,10 +29,15 @@ use crate::quote::one_line;
 /// Longest time for the start of `kubectl proxy`, and without a byte of a response. The first
 /// response waits for the credential plugin that kubectl may start.
 const DEADLINE: Duration = Duration::from_secs(30);
+/// Longest time for a whole response, as a multiple of the time without a byte: a response of which
+/// one byte comes after the other ends, too.
+const RESPONSE_DEADLINES: u32 = 4;
 /// Pause between two attempts to open the socket of a `kubectl proxy` that starts.
 const START_PAUSE: Duration = Duration::from_millis(5);
 /// Longest response of the API server that is read, in bytes.
-const OUTPUT_LIMIT: u64 = 64 << 20;
+const RESPONSE_LIMIT: usize = 64 << 20;
+/// Size of the parts in which a response is read, in bytes.
+const PART: usize = 64 << 10;
 /// Runs its arguments in place of the shell. When this process ends, in whatever way, the pipe at
 /// stdin closes: a subshell then removes the directory `$0` and kills the process group, with a
 /// credential plugin that hangs. A signal handler could not do so after SIGKILL.
@@ -92,13 +97,45 @@ impl Kubectl {
     }
 
     /// Sends a request, and reads the response until the connection ends.
-    fn exchange(&self, proxy: &Proxy, request: &str) -> io::Result<Vec<u8>> {
+    fn exchange(&self, proxy: &Proxy, request: &str) -> Result<Vec<u8>, Error> {
         let mut stream = proxy.open()?;
-        stream.set_read_timeout(Some(self.deadline))?;
-        stream.write_all(request.as_bytes())?;
+        stream.set_write_timeout(Some(self.deadline))?;
+        stream.write_all(request.as_bytes()).map_err(|error| self.timed_out(error))?;
+        self.read_response(stream)
+    }
+
+    fn read_response(&self, mut stream: UnixStream) -> Result<Vec<u8>, Error> {
+        let budget = self.deadline * RESPONSE_DEADLINES;
+        let end = Deadline::after(budget);
         let mut response = Vec::new();
-        stream.take(OUTPUT_LIMIT).read_to_end(&mut response)?;
-        Ok(response)
+        let mut part = vec![0; PART];
+        stream.set_read_timeout(Some(self.deadline))?;
+        while response.len() < RESPONSE_LIMIT {
+            if end.has_passed() {
+                return Err(Error::Deadline(budget));
+            }
+            match stream.read(&mut part) {
+                Ok(0) => return Ok(response),
+                Ok(count) => response.extend_from_slice(&part[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.timed_out(error)),
+            }
+        }
+        Err(Error::Failed(format!("proxy: a response of more than {RESPONSE_LIMIT} bytes")))
+    }
+
+    /// Returns the error of a read or write, which may have taken too long.
+    fn timed_out(&self, error: io::Error) -> Error {
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Deadline(self.deadline),
+            _ => Error::from(error),
+        }
+    }
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Error {
+        Error::Failed(format!("proxy: {error}"))
     }
 }
 
@@ -107,13 +144,8 @@ impl Api for Kubectl {
     fn body(&self, path: &str) -> Result<String, Error> {
         let proxy = self.proxy.get_or_init(|| self.start_proxy()).as_ref().map_err(Clone::clone)?;
         let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
-        match self.exchange(proxy, &request) {
-            Ok(response) => body_of(&String::from_utf8_lossy(&response)),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                Err(Error::Deadline(self.deadline))
-            }
-            Err(error) => Err(Error::Failed(format!("proxy: {error}"))),
-        }
+        let response = self.exchange(proxy, &request)?;
+        body_of(&String::from_utf8_lossy(&response))
     }
 }
 
@@ -157,74 +189,4 @@ fn body_of(response: &str) -> Result<String, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use super::*;
-    use crate::extension::requests::{find, get};
-
-    /// A program in place of kubectl: `sh -c SCRIPT`, whose arguments are those of kubectl.
-    fn fake(script: &str, deadline: Duration) -> Kubectl {
-        let flags = vec!["-c".to_owned(), script.to_owned()];
-        Kubectl { program: "/bin/sh".into(), deadline, ..Kubectl::new(flags) }
-    }
-
-    const LONG: Duration = Duration::from_secs(60);
-
-    /// An API server that sends this response to each request.
-    struct Responded(&'static str);
-
-    impl Api for Responded {
-        fn body(&self, _: &str) -> Result<String, Error> {
-            body_of(self.0)
-        }
-    }
-
-    #[test]
-    fn errors_of_the_api_server_are_told_from_those_of_kubectl() {
-        let missing =
-            "HTTP/1.0 404 Not Found\r\nA: b\r\n\r\n{\"reason\":\"NotFound\",\"message\":\"no x\"}";
-        let error = get::<u8>(&Responded(missing), "/x").unwrap_err();
-        assert_eq!(error.to_string(), "no x (NotFound)");
-        assert!(find::<()>(&Responded(missing), "/x").unwrap().is_none());
-        let forbidden =
-            "HTTP/1.0 403 Forbidden\r\n\r\n{\"reason\":\"Forbidden\",\"message\":\"no\"}";
-        let error = get::<u8>(&Responded(forbidden), "/x").unwrap_err().to_string();
-        assert!(error.starts_with("no (Forbidden); grant this right to the user"), "{error}");
-        let refused = Responded("HTTP/1.0 500 Internal\r\n\r\ndial tcp: connection refused\n");
-        let error = get::<u8>(&refused, "/x").unwrap_err().to_string();
-        let wanted = "dial tcp: connection refused (HTTP 500); check with kubectl version ";
-        assert!(error.starts_with(wanted), "{error}");
-        let error = get::<u8>(&Responded("HTTP/1.0 200 OK\r\n\r\n{}"), "/x").unwrap_err();
-        assert!(error.to_string().starts_with("/x: unexpected response: "), "{error}");
-        assert!(get::<u8>(&Responded("cut"), "/x").is_err());
-    }
-
-    #[test]
-    fn a_kubectl_proxy_that_does_not_start_fails_each_request() {
-        let api = fake("printf 'refused\\nIs it running?' >&2; exit 1", LONG);
-        for _ in 0..2 {
-            let error = api.body("/x").unwrap_err().to_string();
-            let wanted = "kubectl failed: refused; Is it running?; check with kubectl version ";
-            assert!(error.starts_with(wanted), "{error}");
-        }
-        let api = fake("exec sleep 60", Duration::from_millis(100));
-        let error = api.body("/x").unwrap_err();
-        assert!(error.to_string().contains("credential plugin"), "{error}");
-    }
-
-    #[test]
-    fn a_hanging_kubectl_is_killed_with_its_children() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("id");
-        for hang in ["echo $$ >FILE; exec sleep 60", "sleep 60 & echo $! >FILE; wait"] {
-            let start = Instant::now();
-            let script = hang.replace("FILE", file.to_str().unwrap());
-            let error = fake(&script, Duration::from_secs(1)).body("/x");
-            assert!(matches!(error, Err(Error::Deadline(_))), "{hang}: {error:?}");
-            assert!(start.elapsed() < Duration::from_secs(30), "{hang}");
-            child::tests::assert_ends(&file);
-            std::fs::remove_file(&file).unwrap();
-        }
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 
 use super::objects::List;
+use crate::deadline::Deadline;
 use crate::quote::one_line;
 
 /// Number of objects in a part of a list.
@@ -51,6 +52,22 @@ fn remedy(reason: &str) -> &'static str {
 pub trait Api: Sync {
     /// Returns the body of the response for `path`, which is absolute and has its query.
     fn body(&self, path: &str) -> Result<String, Error>;
+}
+
+/// An API that is asked nothing more after `end`, so that each command ends: no number of slow
+/// responses, and no list without an end, takes longer.
+pub struct AskedUntil<'a> {
+    pub api: &'a dyn Api,
+    pub end: Deadline,
+}
+
+impl Api for AskedUntil<'_> {
+    fn body(&self, path: &str) -> Result<String, Error> {
+        if self.end.has_passed() {
+            return Err(Error::OutOfTime);
+        }
+        self.api.body(path)
+    }
 }
 
 /// GETs an object, or what else is at `path`.
@@ -108,4 +125,37 @@ pub fn for_each_item<T: DeserializeOwned>(
 /// Encodes a value for the query of a URL.
 pub fn encoded(value: &str) -> String {
     utf8_percent_encode(value, NON_ALPHANUMERIC).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::Value;
+
+    use super::*;
+
+    /// A list of which another part always follows.
+    struct Endless(AtomicUsize);
+
+    /// Number of parts after which the test takes the list for endless.
+    const MANY: usize = 1000;
+
+    impl Api for Endless {
+        fn body(&self, _: &str) -> Result<String, Error> {
+            assert!(self.0.fetch_add(1, Ordering::SeqCst) < MANY, "asked after the end");
+            Ok(r#"{"metadata":{"continue":"x"},"items":[]}"#.to_owned())
+        }
+    }
+
+    #[test]
+    fn nothing_is_asked_after_the_end_and_a_list_without_an_end_stops_there() {
+        let api = Endless(AtomicUsize::new(0));
+        let asked = AskedUntil { api: &api, end: Deadline::after(Duration::ZERO) };
+        let error = get_list::<Value>(&asked, "/x", "").unwrap_err();
+        assert!(matches!(error, Error::OutOfTime), "{error}");
+        assert_eq!(api.0.load(Ordering::SeqCst), 0);
+        let asked = AskedUntil { api: &api, end: Deadline::after(Duration::from_secs(3600)) };
+        assert!(asked.body("/x").is_ok());
+    }
 }
