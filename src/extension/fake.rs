@@ -1,17 +1,18 @@
 //! An API server in memory for tests: a healthy cluster of two nodes, whose objects a test changes.
+//! It knows the requests of `testkit::fake_cluster`, and panics at any other.
 
-use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+use testkit::fake_cluster::{Refusal, Responses, respond};
 
 use super::requests::{Api, Error};
 use crate::deadline::Deadline;
 
 /// Response by path, without its query. A text is a body, a number is an error status.
 #[derive(Clone)]
-pub struct Cluster(pub BTreeMap<String, Value>);
+pub struct Cluster(pub Responses);
 
 pub const DAEMONSET: &str = "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni";
 pub const NAMESPACE: &str = "/api/v1/namespaces/linkerd-cni";
@@ -23,7 +24,7 @@ pub const STATUS_1: &str = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-1:99
 impl Cluster {
     /// A cluster with the chart, all of it healthy.
     pub fn healthy() -> Cluster {
-        let mut cluster = Cluster(BTreeMap::new()).with(include_str!("fake.yaml"));
+        let mut cluster = Cluster(Responses::new()).with(include_str!("fake.yaml"));
         let data = json!({"cni_network_config": entry().to_string()});
         cluster.put(CONFIG, json!({"metadata": {}, "data": data}));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
@@ -85,18 +86,16 @@ impl Api for Recorded {
 
 impl Api for Cluster {
     fn body(&self, path: &str) -> Result<String, Error> {
-        let name = path.split('?').next().unwrap();
-        match self.0.get(name) {
-            None => Err(no_response(name, "NotFound")),
-            Some(Value::Number(_)) => Err(no_response(name, "Forbidden")),
-            Some(Value::String(text)) => Ok(text.clone()),
-            Some(object) => Ok(object.to_string()),
+        match respond(&self.0, "GET", path) {
+            Ok(body) => Ok(body),
+            Err(Refusal::Status { reason, .. }) => {
+                let (path, _) = path.split_once('?').unwrap_or((path, ""));
+                let message = format!("{path}: no response");
+                Err(Error::Status { reason: reason.to_owned(), message })
+            }
+            Err(Refusal::NotKnown(what)) => panic!("the fake cluster does not know {what}"),
         }
     }
-}
-
-fn no_response(path: &str, reason: &str) -> Error {
-    Error::Status { reason: reason.to_owned(), message: format!("{path}: no response") }
 }
 
 /// A plugin entry, in which an exclusion is set.

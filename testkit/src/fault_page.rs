@@ -106,7 +106,7 @@ pub fn mask_numbers(text: &str, before: &str, after: &str) -> String {
 pub fn problems(report: &str) -> Vec<String> {
     let mut problems: Vec<String> = Vec::new();
     for line in report.lines().map(|line| line.replace('\t', "        ")) {
-        if line.starts_with(['×', '‼']) {
+        if line.starts_with(['×', '‼', '?']) {
             problems.push(format!("{line}\n"));
         } else if line.starts_with(' ')
             && let Some(problem) = problems.last_mut()

@@ -3,45 +3,103 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::chart::yaml;
 use crate::cni::upstream_entry;
+use crate::fake_cluster::{Refusal, Responses, respond};
 
 pub struct HealthyCluster {
+    pub namespace: &'static str,
     pub nodes: usize,
+    /// Body of `/status` of each agent.
     pub status: String,
     pub is_ready: bool,
-    pub latency: Duration,
+}
+
+/// What a [`Server`] has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests for the `/status` of an agent.
+    pub statuses: usize,
+    /// Requests that wait for their response now, and the most at a time.
+    pub waiting: usize,
+    pub most_waiting: usize,
+}
+
+/// Responds until the test's process ends.
+pub struct Server {
+    responses: Responses,
+    /// The first requests for a `/status` get no response before so many wait.
+    gate: usize,
+    counts: Mutex<Counts>,
+    arrived: Condvar,
 }
 
 impl HealthyCluster {
-    /// Serves until the test's process ends. Returns a counter with the largest number of requests
-    /// that were open at the same time.
-    pub fn serve(self, listener: UnixListener) -> Arc<AtomicUsize> {
-        let cluster = Arc::new(self);
-        let open_requests = Arc::new(AtomicUsize::new(0));
-        let most_open_requests = Arc::new(AtomicUsize::new(0));
-        let returned = Arc::clone(&most_open_requests);
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                let cluster = Arc::clone(&cluster);
-                let open_requests = Arc::clone(&open_requests);
-                let most_open_requests = Arc::clone(&most_open_requests);
-                thread::spawn(move || {
-                    let open = open_requests.fetch_add(1, SeqCst) + 1;
-                    most_open_requests.fetch_max(open, SeqCst);
-                    cluster.respond(stream.unwrap());
-                    open_requests.fetch_sub(1, SeqCst);
-                });
-            }
-        });
-        returned
+    /// The API server's responses, by path.
+    pub fn responses(&self) -> Responses {
+        let objects = yaml(include_str!("healthy_cluster.yaml"));
+        let namespace = self.namespace;
+        let mut responses = Responses::new();
+        for (path, object) in objects["objects"].as_object().unwrap() {
+            responses.insert(path.replace("NAMESPACE", namespace), object.clone());
+        }
+        let mut set = objects["set"].clone();
+        set["metadata"]["namespace"] = namespace.into();
+        for number in ["desiredNumberScheduled", "updatedNumberScheduled", "numberReady"] {
+            set["status"][number] = self.nodes.into();
+        }
+        responses.insert("/apis/apps/v1/daemonsets".into(), json!({"items": [set]}));
+        let entry = json!({"cni_network_config": upstream_entry().to_string()});
+        let home = format!("/api/v1/namespaces/{namespace}");
+        let config = format!("{home}/configmaps/linkerd-cni-config");
+        responses.insert(config, json!({"metadata": {}, "data": entry}));
+        let (mut nodes, mut agents) = (Vec::new(), Vec::new());
+        for number in 1..=self.nodes {
+            let mut node = objects["node"].clone();
+            node["metadata"]["name"] = format!("node-{number}").into();
+            nodes.push(node);
+            let mut agent = objects["agent"].clone();
+            agent["metadata"]["name"] = format!("linkerd-cni-{number}").into();
+            agent["metadata"]["uid"] = number.to_string().into();
+            agent["spec"]["nodeName"] = format!("node-{number}").into();
+            let ready = if self.is_ready { "True" } else { "False" };
+            agent["status"]["conditions"][0]["status"] = ready.into();
+            agents.push(agent);
+            let status = format!("{home}/pods/linkerd-cni-{number}:9991/proxy/status");
+            responses.insert(status, self.status.clone().into());
+        }
+        responses.insert("/api/v1/nodes".into(), json!({"items": nodes}));
+        responses.insert(format!("{home}/pods"), json!({"items": agents}));
+        responses
+    }
+
+    pub fn serve(&self, listener: UnixListener) -> Arc<Server> {
+        serve(self.responses(), 0, listener)
+    }
+}
+
+/// Serves these responses. The first requests for a `/status` get none before `gate` of them wait.
+pub fn serve(responses: Responses, gate: usize, listener: UnixListener) -> Arc<Server> {
+    let (counts, arrived) = (Mutex::default(), Condvar::new());
+    let server = Arc::new(Server { responses, gate, counts, arrived });
+    let shared = Arc::clone(&server);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let server = Arc::clone(&shared);
+            thread::spawn(move || server.respond(stream.unwrap()));
+        }
+    });
+    server
+}
+
+impl Server {
+    pub fn counts(&self) -> Counts {
+        *self.counts.lock().unwrap()
     }
 
     fn respond(&self, mut stream: UnixStream) {
@@ -49,54 +107,41 @@ impl HealthyCluster {
         BufReader::new(&mut stream).read_line(&mut line).unwrap();
         // The first connection sends no request: `linkerd cni` only tests whether the socket is
         // open.
-        let Some(path) = line.split_whitespace().nth(1).and_then(|path| path.split('?').next())
-        else {
-            return;
-        };
-        thread::sleep(self.latency);
-        let (code, body) = match self.object(path) {
-            Some(body) => ("200 OK", body),
-            None => ("404 Not Found", json!({"reason": "NotFound", "message": path}).to_string()),
-        };
+        let [method, target, _] = line.split_whitespace().collect::<Vec<_>>()[..] else { return };
+        let is_status = target.ends_with("/proxy/status");
+        if is_status {
+            self.begin_status();
+        }
+        let (code, body) = response(&self.responses, method, target);
+        if is_status {
+            self.counts.lock().unwrap().waiting -= 1;
+        }
         let _ = write!(stream, "HTTP/1.0 {code}\r\n\r\n{body}");
     }
 
-    /// Returns a list with an item for each node. The nodes are numbered from 1.
-    fn list_of_nodes(&self, item: impl Fn(usize) -> Value) -> Value {
-        let items: Vec<Value> = (1..=self.nodes).map(item).collect();
-        json!({"items": items})
+    /// Counts a request, and waits at the gate.
+    fn begin_status(&self) {
+        let mut counts = self.counts.lock().unwrap();
+        counts.statuses += 1;
+        counts.waiting += 1;
+        counts.most_waiting = counts.most_waiting.max(counts.waiting);
+        self.arrived.notify_all();
+        let _passed =
+            self.arrived.wait_while(counts, |counts| counts.statuses < self.gate).unwrap();
     }
+}
 
-    fn object(&self, path: &str) -> Option<String> {
-        static OBJECTS: LazyLock<Value> =
-            LazyLock::new(|| yaml(include_str!("healthy_cluster.yaml")));
-        let mut set = OBJECTS["set"].clone();
-        for number in ["desiredNumberScheduled", "updatedNumberScheduled", "numberReady"] {
-            set["status"][number] = self.nodes.into();
+/// Returns status and body. A request that the cluster does not know fails.
+fn response(responses: &Responses, method: &str, target: &str) -> (String, String) {
+    match respond(responses, method, target) {
+        Ok(body) => ("200 OK".to_owned(), body),
+        Err(Refusal::Status { code, reason }) => {
+            let body: Value = json!({"reason": reason, "message": target});
+            (format!("{code} {reason}"), body.to_string())
         }
-        let object = match path.rsplit('/').next()? {
-            "status" => return Some(self.status.clone()),
-            "version" => json!({"gitVersion": "v1.36.0"}),
-            "nodes" => self.list_of_nodes(
-                |number| json!({"metadata": {"name": format!("node-{number}")}, "spec": {}}),
-            ),
-            "daemonsets" => json!({"items": [set]}),
-            "pods" if path.contains("/linkerd-cni/") => self.list_of_nodes(|number| {
-                let mut agent = OBJECTS["agent"].clone();
-                agent["metadata"]["uid"] = number.to_string().into();
-                agent["spec"]["nodeName"] = format!("node-{number}").into();
-                let ready = if self.is_ready { "True" } else { "False" };
-                agent["status"]["conditions"][0]["status"] = ready.into();
-                agent
-            }),
-            "pods" | "events" | "configmaps" => json!({"items": []}),
-            "linkerd-cni-config" => {
-                let entry = upstream_entry().to_string();
-                json!({"metadata": {}, "data": {"cni_network_config": entry}})
-            }
-            "linkerd-cni" | "linkerd-cni-plugin" | "linkerd-cni-agent" => set,
-            _ => return None,
-        };
-        Some(object.to_string())
+        Err(Refusal::NotKnown(what)) => {
+            let body = json!({"reason": "BadRequest", "message": format!("not known: {what}")});
+            ("400 Bad Request".to_owned(), body.to_string())
+        }
     }
 }
