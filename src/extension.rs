@@ -4,6 +4,7 @@
 pub mod agents;
 pub mod bypass;
 pub mod checks;
+pub mod cluster_node;
 pub mod examined_pod;
 pub mod explain;
 pub mod facts;
@@ -12,5 +13,6 @@ pub mod fake;
 pub mod kubectl;
 pub mod objects;
 pub mod parallel;
+mod repair_events;
 pub mod report;
 pub mod requests;

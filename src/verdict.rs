@@ -5,6 +5,7 @@
 //! paths, and the repair controller take their verdict from [`verdict`], so they agree.
 
 pub mod bypass_paths;
+pub mod outcome;
 pub mod refusal;
 #[cfg(test)]
 mod tests;

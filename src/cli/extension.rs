@@ -21,7 +21,9 @@ use crate::deadline::Deadline;
 use crate::extension::kubectl::Kubectl;
 use crate::extension::parallel::in_parallel;
 use crate::extension::report::{self, Check, CheckResult, Format, Severity};
-use crate::extension::{bypass, checks, explain, facts, requests};
+use crate::extension::requests::{self, Api, AskedUntil};
+use crate::extension::{bypass, checks, explain, facts};
+use crate::verdict::outcome::Outcome;
 use cluster::ClusterFlags;
 
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
@@ -30,6 +32,8 @@ const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time to ask the agents, in each attempt of the checks.
 const AGENTS_BUDGET: Duration = Duration::from_secs(60);
+/// Time for all requests of a report, or of an attempt of the checks. 150,000 pods take minutes.
+const REQUESTS_BUDGET: Duration = Duration::from_secs(600);
 /// Longest time to wait. A longer `--wait` counts as this.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
@@ -96,51 +100,56 @@ struct CheckFlags {
 pub fn main() -> ExitCode {
     let flags = Flags::parse();
     match run(&flags) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(outcome) => ExitCode::from(outcome.exit_code()),
         Err(error) => {
             // If stderr is closed, the error cannot be reported anywhere.
             let _ = writeln!(io::stderr(), "linkerd cni: {error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(Outcome::Unknown.exit_code())
         }
     }
 }
 
-/// Returns whether no check failed.
-fn run(flags: &Flags) -> anyhow::Result<bool> {
+/// Returns the outcome of the report. An error is why there is no report.
+fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let cluster = &flags.cluster;
     let api = &Kubectl::new(cluster.kubectl());
     match &flags.command {
         Command::ExtensionMetadata => {
             print(METADATA)?;
-            Ok(true)
+            Ok(Outcome::Right)
         }
         Command::Check(check) if !check.contexts.is_empty() => {
             let clusters = check_contexts(cluster, check);
             print(&report::render_contexts(&clusters, check.output, has_color()))?;
-            Ok(clusters.iter().all(|(_, results)| report::is_success(results)))
+            Ok(report::outcome_of_contexts(&clusters))
         }
         Command::Check(check) => {
             let results = check_cluster(api, cluster, check);
             print(&report::render(&results, check.output, has_color()))?;
-            Ok(report::is_success(&results))
+            Ok(report::outcome(&results))
         }
         Command::Explain { pod, namespace } => {
-            connect(api).context("cannot query the Kubernetes API")?;
+            let api = &connected(api)?;
             let cni_namespace = facts::find_namespace(api, &cluster.cni_namespace);
             print(&explain::explain(api, &cni_namespace, namespace, pod)?)?;
-            Ok(true)
+            Ok(Outcome::Right)
         }
         Command::Bypass { namespace, output } => {
-            connect(api).context("cannot query the Kubernetes API")?;
+            let api = &connected(api)?;
             let cni_namespace = facts::find_namespace(api, &cluster.cni_namespace);
             let report = bypass::fetch(api, &cni_namespace, namespace.as_deref())?;
             let text =
                 if output == "json" { bypass::json(&report) } else { bypass::table(&report) };
             print(&text)?;
-            Ok(true)
+            Ok(Outcome::Right)
         }
     }
+}
+
+/// Returns the API for all requests of a report.
+fn connected(api: &Kubectl) -> anyhow::Result<AskedUntil<'_>> {
+    connect(api).context("cannot query the Kubernetes API")?;
+    Ok(AskedUntil { api, end: Deadline::after(REQUESTS_BUDGET) })
 }
 
 /// Sends the first request, which shows whether the API server can be reached.
@@ -162,12 +171,13 @@ fn check_contexts(cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<(String, Ve
 /// Runs the checks of one cluster until none may succeed later, at most for the time to wait.
 fn check_cluster(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
     if let Err(error) = connect(api) {
-        return vec![reachable(Severity::Error.because(error.to_string()))];
+        return vec![reachable(Severity::Unknown.because(error.to_string()))];
     }
     let end = Deadline::after(flags.wait.min(LONGEST_WAIT));
     loop {
         show_progress("running the checks");
-        let results = run_checks(api, cluster, flags);
+        let end_of_attempt = Deadline::after(REQUESTS_BUDGET);
+        let results = run_checks(&AskedUntil { api, end: end_of_attempt }, cluster, flags);
         if !report::is_pending(&results) || end.has_passed() {
             show_progress("");
             return [vec![reachable(Ok(()))], results].concat();
@@ -181,7 +191,7 @@ fn reachable(result: CheckResult) -> Check {
     Check::new("linkerd-cni", "kubernetes-api", "can query the Kubernetes API", result)
 }
 
-fn run_checks(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
+fn run_checks(api: &dyn Api, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
     if flags.pre {
         return checks::before_install(api, &cluster.cni_namespace);
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::objects::{admin_port, condition, event_text, items, text};
+use super::objects::{AGENT_CONTAINER, admin_port, condition, event_text, items, text};
 use super::parallel::in_parallel;
 use super::requests::{Api, Error, get, get_list};
 use crate::agent::status_body::StatusBody;
@@ -39,20 +39,36 @@ impl Agent {
         self.status.as_ref()?.as_ref().err()
     }
 
-    /// Returns why the agent is not ready: from the agent, else from its containers, its conditions
-    /// or Events on its pod. `None` if it is ready.
+    /// Whether the pod has the newest template of the DaemonSet, as the DaemonSet's controller
+    /// decides (`IsPodUpdated` in
+    /// <https://github.com/kubernetes/kubernetes/blob/v1.35.4/pkg/controller/daemon/util/daemonset_util.go>).
+    pub fn is_current(&self, daemonset: &Value) -> bool {
+        let annotations = &daemonset["metadata"]["annotations"];
+        let newest = text(&annotations["deprecated.daemonset.template.generation"]);
+        !newest.is_empty() && self.pod["metadata"]["labels"]["pod-template-generation"] == newest
+    }
+
+    /// Returns why the pod is not ready: from the agent, else from the pod's containers, its
+    /// conditions or Events on it. `None` if the pod is ready. The repair controller is one of its
+    /// containers, and the agent does not know of it.
     pub fn not_ready(&self, events: &[Value]) -> Option<String> {
-        if let Some(body) = self.body() {
-            return body.not_ready.clone();
+        if let Some(body) = self.body()
+            && let Some(why) = &body.not_ready
+        {
+            return Some(why.clone());
         }
         if let Some(why) = self.waiting_container(events) {
             return Some(why);
         }
-        if let Some(unscheduled) = condition(&self.pod, "PodScheduled", "False") {
+        let status = &self.pod["status"];
+        if let Some(unscheduled) = condition(status, "PodScheduled", "False") {
             return Some(format!("not scheduled: {}", text(&unscheduled["message"])));
         }
         if is_ready(&self.pod) {
             return None;
+        }
+        if let Some(why) = self.unready_container() {
+            return Some(why);
         }
         match self.status_error() {
             Some(why) => Some(format!("its /status cannot be read: {why}")),
@@ -60,10 +76,16 @@ impl Agent {
         }
     }
 
+    /// Returns the statuses of all containers, in the order in which they start.
+    fn containers(&self) -> impl Iterator<Item = &Value> {
+        let status = &self.pod["status"];
+        items(&status["initContainerStatuses"]).chain(items(&status["containerStatuses"]))
+    }
+
     /// Returns which container waits, and why: from its state, else from an Event on the pod.
     fn waiting_container(&self, events: &[Value]) -> Option<String> {
-        let container = items(&self.pod["status"]["containerStatuses"])
-            .find(|container| container["state"]["waiting"].is_object())?;
+        let container =
+            self.containers().find(|container| container["state"]["waiting"].is_object())?;
         let name = text(&container["name"]);
         let waiting = &container["state"]["waiting"];
         let reason = text(&waiting["reason"]);
@@ -74,6 +96,20 @@ impl Agent {
         match self.failed_event(events) {
             Some(event) => Some(format!("container {name}: {reason}: {}", event_text(event))),
             None => Some(format!("container {name}: {reason}")),
+        }
+    }
+
+    /// Returns which container is not ready, other than the agent's, of which `/status` says more.
+    fn unready_container(&self) -> Option<String> {
+        let container = items(&self.pod["status"]["containerStatuses"]).find(|container| {
+            container["ready"] == false && container["name"] != AGENT_CONTAINER
+        })?;
+        let name = text(&container["name"]);
+        match container["lastState"]["terminated"]["exitCode"].as_i64() {
+            Some(code) => {
+                Some(format!("container {name} is not ready, and ended with exit code {code}"))
+            }
+            None => Some(format!("container {name} is not ready")),
         }
     }
 
@@ -114,7 +150,7 @@ fn ask_agent(api: &dyn Api, namespace: &str, pod: Value, end: Deadline) -> Agent
 }
 
 pub fn is_ready(pod: &Value) -> bool {
-    condition(pod, "Ready", "True").is_some()
+    condition(&pod["status"], "Ready", "True").is_some()
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub fn explain(
     }
     let found = find(api, &format!("/api/v1/namespaces/{namespace}/pods/{name}"));
     let (what, remedy) = (format!("pod {namespace}/{name}"), "name its namespace with --namespace");
-    let pod: Pod = facts::existing(found, Severity::Error, &what, remedy)?;
+    let pod: Pod = facts::existing(found, &what, remedy)?;
     let config = facts::read_config(api, cni_namespace)?;
     let is_annotated = skipped_by_annotations(&pod.metadata.annotations).is_none();
     let mut text = describe_pod(&pod);

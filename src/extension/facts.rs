@@ -3,14 +3,15 @@
 use serde_json::Value;
 
 use super::agents::{Agent, DAEMONSET, SELECTOR, ask_agents};
+use super::cluster_node::ClusterNode;
 use super::objects::{event_time, text};
-use super::report::{Problem, Severity};
+use super::report::{Problem, Severity, unreadable};
 use super::requests::{Api, Error, find, get, get_list};
 use crate::cni::object::Object;
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::kube::object_reader::namespace_path;
-use crate::kube::scheduling::{Node, daemonset_path};
+use crate::kube::scheduling::daemonset_path;
 
 /// Key of the ConfigMap with the template of the plugin entry.
 const ENTRY_KEY: &str = "cni_network_config";
@@ -20,7 +21,7 @@ pub const INSTALL: &str = "install the chart (helm upgrade --install, or scripts
 
 /// The objects that several checks need.
 pub struct Facts {
-    pub nodes: Result<Vec<Node>, Error>,
+    pub nodes: Result<Vec<ClusterNode>, Error>,
     pub agents: Result<Vec<Agent>, Error>,
     /// Warning Events in the DaemonSet's namespace, oldest first.
     pub events: Vec<Value>,
@@ -57,26 +58,25 @@ pub fn daemonsets(api: &dyn Api) -> Result<Vec<Value>, Error> {
     get_list(api, "/apis/apps/v1/daemonsets", SELECTOR)
 }
 
-/// Returns a fact. Fails with a warning if it cannot be read.
+/// Returns a fact. Without it, the result of a check is unknown.
 pub fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Problem> {
     match fact {
         Ok(fact) => Ok(fact),
-        Err(why) => Severity::Warning.unreadable(what, why),
+        Err(why) => unreadable(what, why),
     }
 }
 
-/// Returns an object that must exist. The error names `what` and the remedy for a missing object;
-/// it has this severity if the object cannot be read.
+/// Returns an object that must exist. The problem names `what`, and the remedy if the object is
+/// missing. Whether an object exists that cannot be read is unknown.
 pub fn existing<T>(
     found: Result<Option<T>, Error>,
-    severity: Severity,
     what: &str,
     remedy: &str,
 ) -> Result<T, Problem> {
     match found {
         Ok(Some(object)) => Ok(object),
         Ok(None) => Severity::Error.because(format!("{what} does not exist; {remedy}")),
-        Err(why) => severity.unreadable(what, &why),
+        Err(why) => unreadable(what, &why),
     }
 }
 
@@ -84,7 +84,7 @@ pub fn existing<T>(
 pub fn read_config(api: &dyn Api, namespace: &str) -> Result<Config, Problem> {
     let name = format!("ConfigMap {namespace}/linkerd-cni-config");
     let path = format!("{}/configmaps/linkerd-cni-config", namespace_path(namespace));
-    let map: Value = existing(find(api, &path), Severity::Warning, &name, INSTALL)?;
+    let map: Value = existing(find(api, &path), &name, INSTALL)?;
     match parse_entry(&map["data"][ENTRY_KEY]) {
         Ok(config) => Ok(config),
         Err(why) => Severity::Error.because(format!("{name}: {ENTRY_KEY}: {why}")),
@@ -106,4 +106,32 @@ pub fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<
     let map: Value = get(api, &path).ok()?;
     let values = map["data"]["values"].as_str()?;
     Some(values.lines().any(|line| line == "cniEnabled: true"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::extension::fake::Cluster;
+
+    const LIST: &str = "/apis/apps/v1/daemonsets";
+
+    fn daemonset(namespace: &str) -> Value {
+        json!({"metadata": {"name": "linkerd-cni", "namespace": namespace,
+            "labels": {"k8s-app": "linkerd-cni"}}})
+    }
+
+    #[test]
+    fn the_only_other_namespace_with_a_daemonset_is_used_if_the_wanted_one_has_none() {
+        let mut cluster = Cluster::healthy();
+        assert_eq!(find_namespace(&cluster, "linkerd-cni"), "linkerd-cni");
+        // The healthy cluster has one in linkerd-cni.
+        assert_eq!(find_namespace(&cluster, "elsewhere"), "linkerd-cni");
+        cluster.set(LIST, "/items", json!([daemonset("linkerd-cni"), daemonset("other")]));
+        assert_eq!(find_namespace(&cluster, "elsewhere"), "elsewhere");
+        assert_eq!(find_namespace(&cluster, "other"), "other");
+        cluster.put(LIST, json!(403));
+        assert_eq!(find_namespace(&cluster, "elsewhere"), "elsewhere");
+    }
 }

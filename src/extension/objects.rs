@@ -5,6 +5,9 @@ use serde_json::Value;
 
 use crate::kube::types::{ListMetadata, Pod};
 
+/// Name of the agent's container, in both charts.
+pub const AGENT_CONTAINER: &str = "install-cni";
+
 #[derive(Deserialize)]
 pub struct List<T> {
     #[serde(default)]
@@ -52,9 +55,9 @@ pub fn pod_spec(daemonset: &Value) -> &Value {
     &daemonset["spec"]["template"]["spec"]
 }
 
-/// Returns the agent's container in the spec of a pod, which both charts call `install-cni`.
+/// Returns the agent's container in the spec of a pod.
 pub fn agent_container(spec: &Value) -> &Value {
-    item_by_name(&spec["containers"], "install-cni")
+    item_by_name(&spec["containers"], AGENT_CONTAINER)
 }
 
 /// Returns an environment variable of the agents of a DaemonSet.
@@ -67,10 +70,9 @@ pub fn admin_port(spec: &Value) -> Option<u64> {
     item_by_name(&agent_container(spec)["ports"], "install-admin")["containerPort"].as_u64()
 }
 
-/// Returns the pod's condition of this kind if the condition has this status.
-pub fn condition<'p>(pod: &'p Value, kind: &str, status: &str) -> Option<&'p Value> {
-    items(&pod["status"]["conditions"])
-        .find(|found| found["type"] == kind && found["status"] == status)
+/// Returns the condition of this kind in an object's status if the condition has this value.
+pub fn condition<'s>(status: &'s Value, kind: &str, value: &str) -> Option<&'s Value> {
+    items(&status["conditions"]).find(|found| found["type"] == kind && found["status"] == value)
 }
 
 /// Returns the time of the newest occurrence of an Event, RFC 3339.

@@ -5,9 +5,12 @@ use std::fmt::{Display, Write as _};
 use serde_json::{Value, json};
 
 use crate::quote::one_line;
+use crate::verdict::outcome::Outcome;
 
 /// Page with a section for each check, which the hints point to.
 const HINTS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/cli.md#");
+/// Heading of what a check did not see.
+const NOT_KNOWN: &str = "not known";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
@@ -29,8 +32,11 @@ pub struct Problem {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// The check found something that an operator should look at. The exit code stays 0.
+    /// The check saw everything, and found something that an operator should look at. The exit code
+    /// stays 0.
     Warning,
+    /// The check could not look at everything, and what it saw is no error.
+    Unknown,
     Error,
     /// An error that may disappear while the chart is rolled out. The check is retried.
     Pending,
@@ -47,18 +53,61 @@ impl Severity {
         if items.is_empty() {
             return Ok(());
         }
-        let mut text = format!("{}:", one_line(summary));
-        for item in items {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "\n\t* {}", one_line(item));
-        }
-        Err(Problem { severity: self, text })
+        Err(Problem { severity: self, text: list(summary, items) })
     }
 
-    /// Fails because `what` cannot be read.
-    pub fn unreadable<T>(self, what: &str, why: &impl Display) -> Result<T, Problem> {
-        self.because(format!("cannot read {what}: {why}"))
+    /// Fails with the list of `items`, and with the list of what is unknown: an error outweighs
+    /// what is unknown, and that outweighs a warning.
+    pub fn if_any_or_unknown(
+        self,
+        summary: &str,
+        items: &[String],
+        unknown: &[String],
+    ) -> CheckResult {
+        if unknown.is_empty() {
+            return self.if_any(summary, items);
+        }
+        let unknown = unknown_text(unknown);
+        if items.is_empty() {
+            return Err(Problem { severity: Severity::Unknown, text: unknown });
+        }
+        let severity = match self {
+            Severity::Warning | Severity::Unknown => Severity::Unknown,
+            Severity::Error | Severity::Pending => self,
+        };
+        Err(Problem { severity, text: format!("{}\n    {unknown}", list(summary, items)) })
     }
+
+    fn outcome(self) -> Outcome {
+        match self {
+            Severity::Warning => Outcome::Right,
+            Severity::Unknown => Outcome::Unknown,
+            Severity::Error | Severity::Pending => Outcome::Wrong,
+        }
+    }
+}
+
+/// Fails because `what` cannot be read, so that it is unknown.
+pub fn unreadable<T>(what: &str, why: &impl Display) -> Result<T, Problem> {
+    Severity::Unknown.because(format!("cannot read {what}: {why}"))
+}
+
+/// Renders what a check did not see.
+fn unknown_text(unknown: &[String]) -> String {
+    match unknown {
+        [only] => format!("{NOT_KNOWN}: {}", one_line(only)),
+        _ => list(NOT_KNOWN, unknown),
+    }
+}
+
+/// Renders a list below its summary.
+fn list(summary: &str, items: &[String]) -> String {
+    let mut text = format!("{}:", one_line(summary));
+    for item in items {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "\n\t* {}", one_line(item));
+    }
+    text
 }
 
 impl Check {
@@ -75,10 +124,10 @@ impl Check {
         self.result.as_ref().err().map(|problem| problem.severity)
     }
 
-    fn is_failure(&self) -> bool {
-        match self.severity() {
-            None | Some(Severity::Warning) => false,
-            Some(Severity::Error | Severity::Pending) => true,
+    fn outcome(&self) -> Outcome {
+        match &self.result {
+            Ok(()) => Outcome::Right,
+            Err(problem) => problem.severity.outcome(),
         }
     }
 
@@ -95,9 +144,14 @@ pub enum Format {
     Json,
 }
 
-/// Whether every check succeeded or gave only a warning.
-pub fn is_success(checks: &[Check]) -> bool {
-    !checks.iter().any(Check::is_failure)
+/// Returns the outcome of all checks.
+pub fn outcome(checks: &[Check]) -> Outcome {
+    Outcome::worst(checks.iter().map(Check::outcome))
+}
+
+/// Returns the outcome of all clusters.
+pub fn outcome_of_contexts(clusters: &[(String, Vec<Check>)]) -> Outcome {
+    Outcome::worst(clusters.iter().map(|(_, checks)| outcome(checks)))
 }
 
 /// Whether a check may succeed later, while the chart is rolled out.
@@ -127,9 +181,20 @@ pub fn render(checks: &[Check], format: Format, color: bool) -> String {
         }
         text.push('\n');
     }
-    let overall = if is_success(checks) { None } else { Some(Severity::Error) };
-    let _ = writeln!(text, "Status check results are {}", glyph(overall, color));
+    let _ = writeln!(text, "Status check results are {}", glyph(worst(checks), color));
     text
+}
+
+/// Returns the severity of all checks. `None` only if all passed.
+fn worst(checks: &[Check]) -> Option<Severity> {
+    match outcome(checks) {
+        Outcome::Wrong => Some(Severity::Error),
+        Outcome::Unknown => Some(Severity::Unknown),
+        Outcome::Right if checks.iter().any(|check| check.result.is_err()) => {
+            Some(Severity::Warning)
+        }
+        Outcome::Right => None,
+    }
 }
 
 /// Renders the reports of several clusters, each with its context.
@@ -152,15 +217,17 @@ fn contexts_json(clusters: &[(String, Vec<Check>)]) -> Value {
         report["context"] = json!(context);
         reports.push(report);
     }
-    let success = clusters.iter().all(|(_, checks)| is_success(checks));
-    json!({"success": success, "contexts": reports})
+    let outcome = outcome_of_contexts(clusters);
+    let success = outcome == Outcome::Right;
+    json!({"success": success, "outcome": outcome.label(), "contexts": reports})
 }
 
-/// Returns the sign in front of a check: passed, warning or failed.
+/// Returns the sign in front of a check: passed, warning, unknown or failed.
 fn glyph(severity: Option<Severity>, color: bool) -> String {
     let (glyph, code) = match severity {
         None => ('√', 32),
         Some(Severity::Warning) => ('‼', 33),
+        Some(Severity::Unknown) => ('?', 33),
         Some(Severity::Error | Severity::Pending) => ('×', 31),
     };
     if !color {
@@ -169,77 +236,41 @@ fn glyph(severity: Option<Severity>, color: bool) -> String {
     format!("\x1b[{code};1m{glyph}\x1b[0m")
 }
 
-/// Renders the JSON of `linkerd check --output json`, which `linkerd check` reads from extensions.
+/// Renders the JSON of `linkerd check --output json`, which `linkerd check` reads from extensions,
+/// and adds the outcomes.
 fn json(checks: &[Check]) -> Value {
     let mut categories = Vec::new();
     for group in checks.chunk_by(|a, b| a.category == b.category) {
         let checks: Vec<Value> = group.iter().map(check_json).collect();
         categories.push(json!({"categoryName": group[0].category, "checks": checks}));
     }
-    json!({"success": is_success(checks), "categories": categories})
+    let outcome = outcome(checks);
+    let success = outcome == Outcome::Right;
+    json!({"success": success, "outcome": outcome.label(), "categories": categories})
 }
 
 fn check_json(check: &Check) -> Value {
-    match &check.result {
-        Ok(()) => json!({"description": check.description, "result": "success"}),
-        Err(problem) => json!({
+    let outcome = check.outcome();
+    let Err(problem) = &check.result else {
+        return json!({
             "description": check.description,
-            "hint": check.hint_url(),
-            "error": problem.text,
-            "result": if check.is_failure() { "error" } else { "warning" },
-        }),
-    }
+            "result": "success",
+            "outcome": outcome.label(),
+        });
+    };
+    // `linkerd check` knows no other results. What is unknown must not pass there, either.
+    let result = match outcome {
+        Outcome::Right => "warning",
+        Outcome::Unknown | Outcome::Wrong => "error",
+    };
+    json!({
+        "description": check.description,
+        "hint": check.hint_url(),
+        "error": problem.text,
+        "result": result,
+        "outcome": outcome.label(),
+    })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn checks() -> Vec<Check> {
-        let items: Vec<String> = (1..=2).map(|node| format!("node-{node}: why")).collect();
-        vec![
-            Check::new("linkerd-cni", "a", "first", Ok(())),
-            Check::new("linkerd-cni", "b", "second", Severity::Warning.because("worth a look")),
-            Check::new(
-                "linkerd-cni-nodes",
-                "c",
-                "third",
-                Severity::Error.if_any("nodes fail", &items),
-            ),
-            Check::new("linkerd-cni-nodes", "d", "fourth", Severity::Pending.because("1 of 2")),
-        ]
-    }
-
-    #[test]
-    fn the_three_formats_look_like_those_of_linkerd_check() {
-        for (name, format) in
-            [("table", Format::Table), ("short", Format::Short), ("json", Format::Json)]
-        {
-            insta::assert_snapshot!(name, render(&checks(), format, false));
-        }
-    }
-
-    /// No other output names the nodes, so the list must not be cut.
-    #[test]
-    fn a_list_of_any_length_is_complete() {
-        let nodes: Vec<String> = (1..=5000).map(|node| format!("node-{node}")).collect();
-        let problem = Severity::Error.if_any("nodes fail", &nodes).unwrap_err();
-        assert!(problem.text.lines().skip(1).eq(nodes.iter().map(|node| format!("\t* {node}"))));
-    }
-
-    #[test]
-    fn a_short_report_without_problems_is_one_line() {
-        let good = [Check::new("linkerd-cni", "a", "first", Ok(()))];
-        assert_eq!(render(&good, Format::Short, false), "Status check results are √\n");
-    }
-
-    #[test]
-    fn only_errors_fail_and_only_terminals_get_color() {
-        let all = checks();
-        assert!(is_success(&all[..2]) && !is_success(&all) && !is_success(&all[3..]));
-        assert!(is_pending(&all) && !is_pending(&all[..3]));
-        let plain = render(&all, Format::Table, false);
-        assert!(!plain.contains('\x1b'));
-        assert!(render(&all, Format::Table, true).contains("\x1b[32;1m√\x1b[0m first"));
-    }
-}
+mod tests;

@@ -94,13 +94,24 @@ fn cilium_problems(map: &Value) -> Vec<String> {
              network configs of other plugins; install Cilium with cni.exclusive=false"
         ));
     }
-    if data["kube-proxy-replacement"] == "true" && data["bpf-lb-sock-hostns-only"] != "true" {
+    if has_socket_lb_in_pods(data) {
         problems.push(format!(
-            "{namespace}/cilium-config: with kube-proxy-replacement, Cilium resolves Services \
-             before the proxy sees them; install Cilium with socketLB.hostNamespaceOnly=true"
+            "{namespace}/cilium-config: with its socket load balancer, which \
+             kube-proxy-replacement and bpf-lb-sock turn on, Cilium resolves Services before the \
+             proxy sees them; install Cilium with socketLB.hostNamespaceOnly=true"
         ));
     }
     problems
+}
+
+/// Whether Cilium's socket load balancer works in pods (`NewKPRConfig` in
+/// <https://github.com/cilium/cilium/blob/main/pkg/kpr/kpr.go>). Before Cilium 1.14,
+/// `kube-proxy-replacement` could also be `strict` or `probe`.
+fn has_socket_lb_in_pods(data: &Value) -> bool {
+    let replaces_kube_proxy =
+        matches!(text(&data["kube-proxy-replacement"]), "true" | "strict" | "probe");
+    let is_on = replaces_kube_proxy || data["bpf-lb-sock"] == "true";
+    is_on && data["bpf-lb-sock-hostns-only"] != "true"
 }
 
 /// Checks that Pod Security Admission admits the agent's pods. `has_pods`: it has admitted some.

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::extension::fake::{AGENTS, Cluster, DAEMONSET, EVENTS, NAMESPACE, STATUS_1, later};
-use crate::extension::report::{Format, is_success, render};
+use crate::extension::report::{Format, Severity, is_pending, outcome, render};
+use crate::verdict::outcome::Outcome;
 
 /// A change of the healthy cluster. In YAML and JSON, a change is the list of its three fields.
 #[derive(Deserialize)]
@@ -47,13 +48,19 @@ fn checked(cluster: &Cluster) -> Vec<Check> {
     installed(cluster, "linkerd-cni", "linkerd", later())
 }
 
-/// Renders the reports of clusters with these changes after those of `base`, each below its name.
+/// Renders the reports of clusters with these changes after those of `base`, each below its name
+/// and outcome, and whether the checks are retried. Only rows called "no fault" pass every check.
 fn rendered(table: &str, base: &Value, run: fn(&Cluster) -> Vec<Check>) -> (String, Vec<Check>) {
     let (mut text, mut all) = (String::new(), Vec::new());
     for (name, changes) in testkit::table::rows::<Vec<Value>>(table) {
         let checks = run(&with(&[base.as_array().unwrap().as_slice(), &changes].concat().into()));
+        let passes_all = checks.iter().all(|check| check.result.is_ok());
+        assert_eq!(passes_all, name.starts_with("no fault") || changes.is_empty(), "{name}");
         let format = if changes.is_empty() { Format::Table } else { Format::Short };
-        let _ = writeln!(text, "## {name}\n{}", render(&checks, format, false));
+        let outcome = outcome(&checks).label();
+        let retried = if is_pending(&checks) { ", retried" } else { "" };
+        let report = render(&checks, format, false);
+        let _ = writeln!(text, "## {name} ({outcome}{retried})\n{report}");
         all.extend(checks);
     }
     (text, all)
@@ -68,7 +75,7 @@ fn reports() -> (String, Vec<Check>) {
 #[test]
 fn a_healthy_cluster_passes_every_check() {
     let checks = checked(&Cluster::healthy());
-    assert!(is_success(&checks));
+    assert_eq!(outcome(&checks), Outcome::Right);
     insta::assert_snapshot!(render(&checks, Format::Table, false));
 }
 
@@ -81,28 +88,36 @@ fn each_fault_is_reported_with_object_cause_and_remedy() {
 fn a_missing_chart_is_one_failure_with_the_command_that_installs_it() {
     let mut cluster = Cluster::healthy();
     cluster.0.retain(|path, _| !path.contains("linkerd-cni"));
+    cluster.set("/apis/apps/v1/daemonsets", "/items", json!([]));
     let checks = checked(&cluster);
     assert_eq!(checks.len(), 1, "{checks:?}");
     let text = render(&checks, Format::Short, false);
     assert!(text.contains("scripts/install-cni | kubectl apply -f -"), "{text}");
-    assert!(!is_success(&checks));
+    assert_eq!(outcome(&checks), Outcome::Wrong);
 }
 
 #[test]
 fn a_missing_agent_fails_only_a_cluster_that_uses_the_plugin() {
-    for (values, passes) in [("cniEnabled: false\n", true), ("a: b\ncniEnabled: true\n", false)] {
-        let mut cluster = with(&json!([[DAEMONSET, "", null]]));
+    let list = "/apis/apps/v1/daemonsets";
+    let elsewhere = json!([{"metadata": {"name": "linkerd-cni", "namespace": "other",
+        "labels": {"k8s-app": "linkerd-cni"}}}]);
+    for (name, values, daemonsets, passes) in [
+        ("the control plane does not use it", "cniEnabled: false\n", json!([]), true),
+        ("the control plane uses it", "a: b\ncniEnabled: true\n", json!([]), false),
+        ("it is in another namespace", "cniEnabled: false\n", elsewhere, false),
+    ] {
+        let mut cluster = with(&json!([[DAEMONSET, "", null], [list, "/items", daemonsets]]));
         let config = "/api/v1/namespaces/linkerd/configmaps/linkerd-config";
         cluster.put(config, json!({"data": {"values": values}}));
         let checks = checked(&cluster);
-        assert_eq!(is_success(&checks), passes, "{values:?}: {checks:?}");
+        assert_eq!(outcome(&checks) == Outcome::Right, passes, "{name}: {checks:?}");
     }
 }
 
 #[test]
 fn text_from_the_cluster_cannot_fake_lines_or_control_the_terminal() {
     let lie = json!("\n\u{1b}[2J√ each agent is ready");
-    let events = json!({"items": [{"involvedObject": {"kind": "DaemonSet", "name": "linkerd-cni"},
+    let events = json!({"items": [{"type": "Warning", "involvedObject": {"kind": "DaemonSet", "name": "linkerd-cni"},
         "reason": "x", "message": "\n√ fine\u{1b}[2J"}]});
     for changes in [
         json!([[STATUS_1, "/notReady", lie]]),
@@ -133,7 +148,11 @@ fn a_hostile_agent_neither_stops_the_checks_nor_writes_to_the_terminal() {
 
 fn pre_reports() -> (String, Vec<Check>) {
     let daemonsets = "/apis/apps/v1/daemonsets";
-    let base = json!([[NAMESPACE, "", null], [daemonsets, "", {"items": []}]]);
+    let base = json!([
+        [NAMESPACE, "", null],
+        [DAEMONSET, "", null],
+        [daemonsets, "", {"items": []}],
+    ]);
     let obstacles = include_str!("tests/obstacles.yaml");
     rendered(obstacles, &base, |cluster| before_install(cluster, "linkerd-cni"))
 }

@@ -80,7 +80,7 @@ fn a_pod_is_stranded() {
         .cut_after("192.0.2.3:20001: ")
         .event(Source::PodEvent, "stranded", "LinkerdCNINotConfigured", "")
         .pods("stranded", "Init:CrashLoopBackOff")
-        .captures_check("no meshed pod started without redirect rules");
+        .captures_check("no validator and no audit finds a meshed pod without redirect rules");
     let controller = "-n linkerd-cni -l k8s-app=linkerd-cni -c repair-controller";
     let line = log_line(controller, "Reported stranded pod");
     shown.capture(Source::RepairLog, line.split_once(' ').unwrap().1.trim_start());

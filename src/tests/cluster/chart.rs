@@ -98,7 +98,7 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     let (passes, report) = check(&[]);
     assert!(passes && !report.contains('‼'), "{report}");
     let (passes, report) = check(&["--wait=0s", "--as=jane"]);
-    let denied = "× linkerd-cni DaemonSet exists\n    cannot read DaemonSet linkerd-cni/linkerd-cni: \
+    let denied = "? linkerd-cni DaemonSet exists\n    cannot read DaemonSet linkerd-cni/linkerd-cni: \
                   daemonsets.apps \"linkerd-cni\" is forbidden: User \"jane\" cannot get";
     assert!(!passes && report.contains(denied), "{report}");
     assert!(report.contains("; grant this right to the user, or choose another user"), "{report}");

@@ -1,0 +1,73 @@
+//! What the agents report in `/status`, and which of them report nothing. Pure.
+
+use crate::agent::status_body::StatusBody;
+use crate::extension::facts::Facts;
+use crate::extension::report::{CheckResult, Severity};
+
+/// What the agents report, and what they do not.
+pub struct AgentStates<'a> {
+    /// The bodies of `/status`, each with its node.
+    pub bodies: Vec<(&'a str, &'a StatusBody)>,
+    /// Why the states of other agents are unknown.
+    unseen: Vec<String>,
+}
+
+impl<'a> AgentStates<'a> {
+    pub fn new(facts: &'a Facts) -> AgentStates<'a> {
+        let agents = match &facts.agents {
+            Ok(agents) => agents,
+            Err(why) => {
+                let unseen = vec![format!("cannot read the agents' pods: {why}")];
+                return AgentStates { bodies: Vec::new(), unseen };
+            }
+        };
+        let mut bodies = Vec::new();
+        for agent in agents {
+            bodies.extend(agent.body().map(|body| (agent.node(), body)));
+        }
+        let unread = agents.len() - bodies.len();
+        let mut unseen = Vec::new();
+        if agents.is_empty() {
+            unseen.push("no agent runs".to_owned());
+        } else if unread > 0 {
+            unseen.push(format!("{unread} of {} agents, whose /status was not read", agents.len()));
+        }
+        AgentStates { bodies, unseen }
+    }
+
+    /// Returns what `texts_of` finds in the bodies, each with its node.
+    pub fn each<T: IntoIterator<Item = String>>(
+        &self,
+        texts_of: impl Fn(&StatusBody) -> T,
+    ) -> Vec<String> {
+        let mut texts = Vec::new();
+        for (node, body) in &self.bodies {
+            for text in texts_of(body) {
+                texts.push(format!("{node}: {text}"));
+            }
+        }
+        texts
+    }
+
+    /// Fails with the problems in the bodies, and with the agents whose state is unknown.
+    pub fn judge<T: IntoIterator<Item = String>>(
+        &self,
+        severity: Severity,
+        summary: &str,
+        problems_of: impl Fn(&StatusBody) -> T,
+    ) -> CheckResult {
+        severity.if_any_or_unknown(summary, &self.each(problems_of), &self.unseen)
+    }
+
+    /// Like [`AgentStates::judge`], where a body can say that something is unknown.
+    pub fn judge_known<T: IntoIterator<Item = String>>(
+        &self,
+        severity: Severity,
+        summary: &str,
+        problems_of: impl Fn(&StatusBody) -> T,
+        unknown_of: impl Fn(&StatusBody) -> Option<String>,
+    ) -> CheckResult {
+        let unknown = [self.each(unknown_of), self.unseen.clone()].concat();
+        severity.if_any_or_unknown(summary, &self.each(problems_of), &unknown)
+    }
+}

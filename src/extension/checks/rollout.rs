@@ -1,0 +1,95 @@
+//! The rollout of the DaemonSet. Pure.
+
+use serde_json::Value;
+
+use crate::extension::agents::Agent;
+use crate::extension::cluster_node::NodeState;
+use crate::extension::facts::Facts;
+use crate::extension::report::{CheckResult, Severity};
+
+/// How far the DaemonSet's controller has replaced the pods.
+enum Rollout {
+    NotProcessed,
+    /// No node is in the scope of the DaemonSet.
+    NoNode,
+    Outdated {
+        updated: u64,
+        nodes: u64,
+    },
+    Done,
+}
+
+fn state(daemonset: &Value) -> Rollout {
+    let status = &daemonset["status"];
+    if number(&status["observedGeneration"]) < number(&daemonset["metadata"]["generation"]) {
+        return Rollout::NotProcessed;
+    }
+    let nodes = number(&status["desiredNumberScheduled"]);
+    let updated = number(&status["updatedNumberScheduled"]);
+    if nodes == 0 {
+        Rollout::NoNode
+    } else if updated < nodes {
+        Rollout::Outdated { updated, nodes }
+    } else {
+        Rollout::Done
+    }
+}
+
+/// Returns a number of a status; the API server omits numbers that are 0.
+fn number(field: &Value) -> u64 {
+    field.as_u64().unwrap_or_default()
+}
+
+/// Fails until all nodes in the scope of the DaemonSet have a pod of its newest revision.
+pub fn rollout(name: &str, daemonset: &Value) -> CheckResult {
+    match state(daemonset) {
+        Rollout::Done => Ok(()),
+        Rollout::NotProcessed => Severity::Pending
+            .because(format!("Kubernetes has not processed the newest change of {name} yet")),
+        Rollout::NoNode => Severity::Error.because(format!(
+            "no node is in the scope of {name}; check its nodeSelector, affinity and tolerations"
+        )),
+        Rollout::Outdated { updated, nodes } => {
+            Severity::Pending.because(outdated(name, updated, nodes))
+        }
+    }
+}
+
+fn outdated(name: &str, updated: u64, nodes: u64) -> String {
+    format!("{updated} of {nodes} nodes have a pod of the newest revision of {name}")
+}
+
+/// Like [`rollout`], but does not wait for what does not come: for a pod that nobody deletes with
+/// the strategy `OnDelete`, and for a node that is not ready.
+pub fn awaited_rollout(name: &str, daemonset: &Value, facts: &Facts) -> CheckResult {
+    let Rollout::Outdated { updated, nodes } = state(daemonset) else {
+        return rollout(name, daemonset);
+    };
+    let count = outdated(name, updated, nodes);
+    if daemonset["spec"]["updateStrategy"]["type"] == "OnDelete" {
+        return Severity::Warning.because(format!(
+            "{count}; with the updateStrategy OnDelete, delete the other pods to replace them"
+        ));
+    }
+    let not_ready = outdated_nodes_not_ready(daemonset, facts);
+    if nodes - updated > not_ready.len() as u64 {
+        return Severity::Pending.because(count);
+    }
+    Severity::Unknown.if_any(&format!("{count}; nodes that are not ready have none"), &not_ready)
+}
+
+/// Returns the nodes that are not ready, and have no pod of the newest revision.
+fn outdated_nodes_not_ready(daemonset: &Value, facts: &Facts) -> Vec<String> {
+    let (Ok(nodes), Ok(agents)) = (&facts.nodes, &facts.agents) else { return Vec::new() };
+    let mut outdated = Vec::new();
+    for node in nodes {
+        if node.state() != NodeState::Ready && !has_current_agent(node.name(), daemonset, agents) {
+            outdated.push(node.name().to_owned());
+        }
+    }
+    outdated
+}
+
+fn has_current_agent(node: &str, daemonset: &Value, agents: &[Agent]) -> bool {
+    agents.iter().any(|agent| agent.node() == node && agent.is_current(daemonset))
+}

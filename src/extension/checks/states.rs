@@ -1,0 +1,225 @@
+//! Checks of what the agents report in `/status`. Pure.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use super::NODES;
+use super::agent_states::AgentStates;
+use super::nodes::on_node_and_pod;
+use crate::VERSION;
+use crate::agent::status_body::StatusBody;
+use crate::agent::subject::Subject;
+use crate::extension::agents::Agent;
+use crate::extension::facts::Facts;
+use crate::extension::objects::{admin_port, agent_container, pod_spec, text, variable};
+use crate::extension::report::{Check, CheckResult, Severity};
+use crate::failure;
+
+/// Checks what the agents report. Nothing can be checked without agents.
+pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
+    let agents = match &facts.agents {
+        Ok(agents) if !agents.is_empty() => agents,
+        Ok(_) | Err(_) => return Vec::new(),
+    };
+    if admin_port(pod_spec(daemonset)).is_none() {
+        return vec![stateless(daemonset)];
+    }
+    let states = AgentStates::new(facts);
+    let mut checks = vec![
+        check("agent-state", "the state of each agent can be read", readable_states(agents)),
+        check("agent-note", "no agent adds a note to its readiness", notes(&states)),
+        check("agent-problem", "no agent reports another problem", other_problems(&states)),
+        check(
+            "version",
+            &format!("each agent has this command's version {VERSION}"),
+            versions(&states),
+        ),
+    ];
+    if variable(daemonset, "LINKERD_CNI_CHAINED") != Some("false") {
+        let called = "the active network config of each node calls the plugin";
+        checks.push(check("conflist", called, conflists(&states)));
+    }
+    let not_overwritten = "no other program overwrites the agents' files";
+    let succeed = format!("plugin calls succeed ({})", backends(&states));
+    checks.extend([
+        check("token", "the plugin's token is valid on each node", tokens(&states)),
+        check("contention", not_overwritten, contention(&states)),
+        check("pod-copy", "the agents know the pods of their nodes", pod_copies(&states)),
+        check("plugin-calls", &succeed, plugin_calls(&states)),
+    ]);
+    checks
+}
+
+fn check(hint: &'static str, description: &str, result: CheckResult) -> Check {
+    Check::new(NODES, hint, description, result)
+}
+
+/// Linkerd's own agent has no `/status`.
+fn stateless(daemonset: &Value) -> Check {
+    let image = text(&agent_container(pod_spec(daemonset))["image"]);
+    let unknown = Severity::Unknown.because(format!(
+        "Linkerd's own agent (image {image}) runs here, which reports no state: network config, \
+         token and contention are not checked; install this chart in its place"
+    ));
+    check("upstream", "the agents report their state", unknown)
+}
+
+/// Names the agents whose state cannot be read. The next checks depend on it.
+fn readable_states(agents: &[Agent]) -> CheckResult {
+    let mut silent = Vec::new();
+    for agent in agents {
+        match &agent.status {
+            Some(Ok(_)) => {}
+            Some(Err(why)) => silent.push(on_node_and_pod(agent, &why.to_string())),
+            None => silent.push(on_node_and_pod(agent, "it has no port for /status")),
+        }
+    }
+    Severity::Unknown.if_any(
+        "agents without readable /status, whose network config, token and contention are not \
+         checked",
+        &silent,
+    )
+}
+
+/// Warns of agents that are ready but for a note, such as a skipped self-test.
+fn notes(states: &AgentStates<'_>) -> CheckResult {
+    states.judge(Severity::Warning, "agents whose readiness has a note", |body| {
+        // The agent also adds a failed TokenRequest, which the check of the token names.
+        let is_of_token = body.note.as_deref() == body.problem(&Subject::TokenRequest);
+        if is_of_token { None } else { body.note.clone() }
+    })
+}
+
+/// Warns of problems that no other check names, such as a network config of another program that
+/// the agent cannot read.
+fn other_problems(states: &AgentStates<'_>) -> CheckResult {
+    states.judge(Severity::Warning, "agents with a problem", |body| {
+        let mut problems = Vec::new();
+        for (subject, why) in &body.problems {
+            if !is_named_elsewhere(body, subject, why) {
+                problems.push(format!("{subject}: {why}"));
+            }
+        }
+        problems
+    })
+}
+
+/// Whether another check names this problem.
+fn is_named_elsewhere(body: &StatusBody, subject: &str, why: &str) -> bool {
+    let has_check = [Subject::KubeconfigToken, Subject::TokenRequest, Subject::PodCopy]
+        .iter()
+        .any(|checked| checked.key() == subject);
+    let is_of_conflist = subject == Subject::NetworkConfig.key() && body.conflist.is_none();
+    has_check
+        || is_of_conflist
+        || body.not_ready.as_ref().is_some_and(|not_ready| not_ready.contains(why))
+        || body.contended.iter().any(|contended| contended.contains(why))
+}
+
+fn versions(states: &AgentStates<'_>) -> CheckResult {
+    states.judge(Severity::Warning, "agents with another version than this command", |body| {
+        if body.version == VERSION { None } else { Some(body.version.clone()) }
+    })
+}
+
+/// Fails with the nodes whose active network config does not call the plugin.
+fn conflists(states: &AgentStates<'_>) -> CheckResult {
+    let summary = "nodes whose active network config does not call the plugin";
+    states.judge(Severity::Error, summary, |body| {
+        if body.conflist.is_some() {
+            return None;
+        }
+        let why = body.problem(&Subject::NetworkConfig);
+        Some(why.unwrap_or("the agent reports none").to_owned())
+    })
+}
+
+fn tokens(states: &AgentStates<'_>) -> CheckResult {
+    // Pods with the mark start redirected by their annotations.
+    let summary = "nodes on which meshed pods without the proxy injector's mark fail to start";
+    let expired =
+        states.each(|body| if token_has_expired(body) { Some("expired".to_owned()) } else { None });
+    Severity::Error.if_any(summary, &expired)?;
+    let summary = "nodes with a problem of the token";
+    states.judge_known(Severity::Warning, summary, token_problems, unchecked_token)
+}
+
+fn token_has_expired(body: &StatusBody) -> bool {
+    // A program in the agent's place may report any number.
+    let seconds = body.token_expires.map(Duration::from_secs);
+    let expiry = seconds.and_then(|seconds| UNIX_EPOCH.checked_add(seconds));
+    expiry.is_some_and(|expiry| expiry <= SystemTime::now())
+}
+
+fn token_problems(body: &StatusBody) -> Vec<String> {
+    let mut problems = Vec::new();
+    if body.not_ready.is_some() {
+        problems.extend(body.problem(&Subject::KubeconfigToken).map(str::to_owned));
+    }
+    problems.extend(body.problem(&Subject::TokenRequest).map(str::to_owned));
+    problems
+}
+
+/// Returns why the agent could not check the token. If the API server had rejected it, the agent
+/// would not be ready.
+fn unchecked_token(body: &StatusBody) -> Option<String> {
+    if body.not_ready.is_some() {
+        return None;
+    }
+    body.problem(&Subject::KubeconfigToken).map(str::to_owned)
+}
+
+fn contention(states: &AgentStates<'_>) -> CheckResult {
+    states.judge(Severity::Warning, "nodes with contention", |body| {
+        if body.contended.is_empty() { None } else { Some(body.contended.join("; ")) }
+    })
+}
+
+fn pod_copies(states: &AgentStates<'_>) -> CheckResult {
+    let summary = "nodes on which the plugin sends API requests for pods that start";
+    states.judge_known(Severity::Warning, summary, pod_copy_problem, |body| {
+        let pod_copy = body.pod_copy.as_ref()?;
+        let is_starting = !pod_copy.current && pod_copy.problem.is_none();
+        if is_starting { Some("its agent has not listed the pods yet".to_owned()) } else { None }
+    })
+}
+
+fn pod_copy_problem(body: &StatusBody) -> Option<String> {
+    match &body.pod_copy {
+        None => Some("its agent does not watch the pods (watchPods: false)".to_owned()),
+        Some(pod_copy) if pod_copy.current => None,
+        Some(pod_copy) => pod_copy.problem.clone(),
+    }
+}
+
+fn backends(states: &AgentStates<'_>) -> String {
+    let redirects = states.bodies.iter().flat_map(|(_, body)| body.calls.redirects.keys());
+    let names: BTreeSet<&str> = redirects.map(String::as_str).collect();
+    if names.is_empty() {
+        return "no pod redirected yet".to_owned();
+    }
+    format!("backend {}", Vec::from_iter(names).join(" and "))
+}
+
+/// Warns of plugin calls that failed, or redirected by annotations alone.
+fn plugin_calls(states: &AgentStates<'_>) -> CheckResult {
+    states.judge(Severity::Warning, "plugin calls since the agent started", |body| {
+        let mut problems = Vec::new();
+        for (code, count) in &body.calls.failures {
+            problems.push(counted_calls(*count, "failed", code));
+        }
+        for (code, count) in &body.calls.degraded {
+            problems.push(counted_calls(*count, "redirected by annotations alone", code));
+        }
+        problems
+    })
+}
+
+fn counted_calls(count: u64, result: &str, code: &str) -> String {
+    match failure::causes(code) {
+        Some(causes) => format!("{count} {result} with code {code}: {causes}"),
+        None => format!("{count} {result} with code {code}"),
+    }
+}

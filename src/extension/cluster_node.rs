@@ -1,0 +1,57 @@
+//! A node of the cluster, and what its kubelet reports. Pure.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::objects::{condition, text};
+use crate::kube::scheduling::Node;
+
+/// Part of the message with which a kubelet reports that the container runtime has no usable
+/// network config (`syncLoop` in
+/// <https://github.com/kubernetes/kubernetes/blob/v1.35.4/pkg/kubelet/kubelet.go>).
+const NO_NETWORK: &str = "runtime network not ready";
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct ClusterNode {
+    /// What decides whether the node is in the scope of the DaemonSet.
+    #[serde(flatten)]
+    pub scheduled: Node,
+    #[serde(default)]
+    status: Value,
+}
+
+/// Whether pods can start on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeState {
+    Ready,
+    /// The runtime has no network: no pod starts there.
+    NoNetwork(String),
+    /// The kubelet does not report, or reports another problem: what runs there is not known.
+    NotReady(String),
+}
+
+impl ClusterNode {
+    pub fn name(&self) -> &str {
+        &self.scheduled.metadata.name
+    }
+
+    pub fn state(&self) -> NodeState {
+        let status = &self.status;
+        if condition(status, "Ready", "True").is_some() {
+            return NodeState::Ready;
+        }
+        if let Some(failed) = condition(status, "Ready", "False") {
+            let why = text(&failed["message"]).to_owned();
+            if why.contains(NO_NETWORK) {
+                return NodeState::NoNetwork(why);
+            }
+            return NodeState::NotReady(why);
+        }
+        // The controller manager sets `Unknown` when the kubelet no longer reports. A new node has
+        // no condition yet.
+        match condition(status, "Ready", "Unknown") {
+            Some(unknown) => NodeState::NotReady(text(&unknown["message"]).to_owned()),
+            None => NodeState::NotReady("its kubelet has not reported yet".to_owned()),
+        }
+    }
+}
