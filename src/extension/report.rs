@@ -8,7 +8,7 @@ use crate::quote::one_line;
 use crate::verdict::outcome::Outcome;
 
 /// Page with a section for each check, which the hints point to.
-const HINTS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/cli.md#");
+const HINTS: &str = "docs/cli.md#";
 /// Heading of what a check did not see.
 const NOT_KNOWN: &str = "not known";
 

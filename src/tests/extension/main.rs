@@ -59,7 +59,7 @@ fn without_kubectl_the_checks_fail_in_the_format_of_linkerd_check() {
     let check = &report["categories"][0]["checks"][0];
     let error = check["error"].as_str().unwrap();
     assert!(error.starts_with("cannot run kubectl: ") && error.contains("PATH"), "{error}");
-    assert!(check["hint"].as_str().unwrap().ends_with("/docs/cli.md#kubernetes-api"), "{check}");
+    assert!(check["hint"].as_str().unwrap().ends_with("docs/cli.md#kubernetes-api"), "{check}");
 }
 
 #[test]
