@@ -173,7 +173,8 @@ pub fn may_call_plugin(text: &str) -> bool {
 
 fn has_plugin_type(value: &Value) -> bool {
     match value {
-        // Runtimes are written in Go, whose JSON decoder ignores the case of keys.
+        // The case of the key does not matter, because runtimes use Go's JSON decoder, which
+        // ignores the case of keys.
         Value::Object(members) => members.iter().any(|(key, value)| {
             key.eq_ignore_ascii_case("type") && value == PLUGIN || has_plugin_type(value)
         }),
@@ -365,7 +366,7 @@ mod tests {
         for (bytes, may_name_plugin) in [
             (&b"{\"x\":\"\xe9\",\"plugins\":[{\"type\":\"linkerd-cni\"}]}"[..], true),
             (b"{\"x\":\"\xe9\",\"plugins\":[{\"type\":\"portmap\"}]}", false),
-            // The text is half written, and ends within a character.
+            // The text is half written and ends within a character, so the plugin's name is enough.
             (b"{\"plugins\":[{\"type\":\"linkerd-cni\",\"x\":\"\xc3", true),
         ] {
             assert_eq!(not_utf8(bytes).may_name_plugin, may_name_plugin, "{bytes:?}");

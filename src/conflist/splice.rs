@@ -174,7 +174,8 @@ impl<'a> Conflist<'a> {
         };
         if let Some(present) = self.only_entry() {
             let range = byte_range(self.text, present.text);
-            let (before, after) = (&self.text[..range.start], &self.text[range.end..]);
+            let before = &self.text[..range.start];
+            let after = &self.text[range.end..];
             return format!("{before}{entry_text}{after}");
         }
         let Unchained { mut text, plugins_end } = self.cut_entries(|_| true);

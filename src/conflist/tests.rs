@@ -196,7 +196,8 @@ fn a_network_config_without_the_plugin_has_no_entry() {
         (r#"{"type": "bridge"}"#, &["bridge"]),
         (r#"{"plugins": [{"type": "bridge"}, 1]}"#, &[]),
         (r#"{"plugins": {"type": "linkerd-cni"}}"#, &[]),
-        // Runtimes read `plugins` and ignore the type beside it.
+        // Runtimes read `plugins` and ignore the type beside it, so this config does not call the
+        // plugin.
         (r#"{"type": "linkerd-cni", "plugins": [{"type": "a"}]}"#, &["a"]),
     ] {
         assert_eq!(plugin_entry(text), None, "{text}");

@@ -216,7 +216,10 @@ mod tests {
         let count = Rc::clone(&announced);
         let mut writer = LimitedWriter::new(move |_| count.set(count.get() + 1));
         let begin = Instant::now();
-        let (mut now, mut attempts, mut writes, mut new_contentions) = (begin, 0, 0, 0);
+        let mut now = begin;
+        let mut attempts = 0;
+        let mut writes = 0;
+        let mut new_contentions = 0;
         while now < begin + Duration::from_secs(300) {
             attempts += 1;
             if is_written(&mut writer, &binaries(), "same", now) {

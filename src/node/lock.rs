@@ -102,7 +102,8 @@ impl Locker {
         let lock = self.lock(wait);
         let is_locked_out = matches!(lock, Err(Errno::EAGAIN));
         if is_locked_out && !self.is_locked_out {
-            let (path, seconds) = (self.path.display(), WAIT.as_secs());
+            let path = self.path.display();
+            let seconds = WAIT.as_secs();
             warn!("another process has locked {path} for {seconds} s; continuing without the lock");
         }
         self.is_locked_out = is_locked_out;
@@ -137,7 +138,7 @@ impl Locker {
         if !self.is_dir {
             options.mode(0o600).custom_flags((OFlag::O_CREAT | OFlag::O_NOFOLLOW).bits());
         }
-        // Callers only need to tell this error from EAGAIN.
+        // Every error becomes ENOENT, because callers only need to tell it from EAGAIN.
         options.open(&self.path).map_err(|_| Errno::ENOENT)
     }
 
@@ -164,7 +165,8 @@ mod tests {
 
     /// Returns a locker for an agent whose net dir and run dir are in `dir`.
     fn node_locker(dir: &Path) -> NodeLocker {
-        let (net_dir, run_dir) = (dir.join("net.d"), dir.join("run"));
+        let net_dir = dir.join("net.d");
+        let run_dir = dir.join("run");
         for path in [&net_dir, &run_dir] {
             DirBuilder::new().recursive(true).create(path).unwrap();
         }
@@ -237,7 +239,8 @@ mod tests {
     #[test]
     fn without_a_run_dir_the_lock_of_the_net_dir_decides() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut first, mut second) = (node_locker(dir.path()), node_locker(dir.path()));
+        let mut first = node_locker(dir.path());
+        let mut second = node_locker(dir.path());
         std::fs::remove_dir(dir.path().join("run")).unwrap();
         let held = first.take();
         assert!(held.is_exclusive);

@@ -94,7 +94,8 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
     /// that no longer exists. But if this agent does not have the lock, the new conflist stays:
     /// another agent may have removed the original, because that agent made the same conflist.
     fn convert(&self, conflist: &str, text: &str, original: &Original) -> Result<(), files::Error> {
-        let (path, original_path) = (self.path.join(conflist), self.path.join(&original.name));
+        let path = self.path.join(conflist);
+        let original_path = self.path.join(&original.name);
         match (self.seen)(conflist) {
             Some(seen) if seen.text == text => {}
             // The new content may have a secret of the original, so the conflist gets the mode of
@@ -123,7 +124,8 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
     /// program removes the conflist meanwhile, the restored file stays, because it may be the only
     /// network config.
     fn restore(&self, conflist: &str, original: &Original) -> Result<(), files::Error> {
-        let (path, original_path) = (self.path.join(conflist), self.path.join(&original.name));
+        let path = self.path.join(conflist);
+        let original_path = self.path.join(&original.name);
         let seen = (self.seen)(conflist).map(|seen| seen.text.as_bytes());
         if let Some(seen) = seen {
             files::check_unchanged(&path, seen)?;
@@ -206,7 +208,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(CONF), "the conf").unwrap();
         fs::write(dir.path().join(CONFLIST), MADE).unwrap();
-        let (conf, mut conflist) = (content_of("the conf"), content_of(MADE));
+        let conf = content_of("the conf");
+        let mut conflist = content_of(MADE);
         conflist.access = FileAccess::own(0o644);
         let seen = |name: &str| Some(if name == CONF { &conf } else { &conflist });
         let net_dir = NetDir { path: dir.path(), seen, is_locked: true };

@@ -73,7 +73,9 @@ fn run_program(
         .process_group(0)
         .spawn()
         .map_err(|source| CallError::NotRun { path: program.into(), source })?;
-    let (group, stdin) = (child.id() as i32, stdin.to_owned());
+    // The program leads a process group of its own, so its ID is also the ID of the group.
+    let group = child.id() as i32;
+    let stdin = stdin.to_owned();
     let ended = run_within("plugin call", end.remaining(), move || {
         if let Some(mut pipe) = child.stdin.take() {
             // The write fails if the program has already ended. This error is ignored, because the

@@ -47,18 +47,26 @@ pub fn chain(
         plan.unchain_steps.extend(stale.into_iter().map(Step::remove));
     }
     plan.unchain_steps.extend(unchain::unchain_other_modes(mode, found, own, saved));
-    // An older agent reads from the saved state that the other network configs lack the entry on
-    // purpose. So the name is saved before a first entry is removed, and is removed from the saved
-    // state once every network config gets an entry again.
-    let only = mode.only_config();
-    let is_needed = only.is_none() || !plan.unchain_steps.is_empty();
-    plan.saves_only_config = is_needed && saved.only_config.as_deref() != only;
-    // Multus finds the standalone config in its own directory by the name of the network, so an
-    // invalid file that sorts before the standalone config does no harm.
+    plan.saves_only_config = has_to_save_only_config(mode, &plan.unchain_steps, saved);
+    // An invalid file before the active network config keeps containerd from loading any. A
+    // standalone config is not affected, because Multus finds it in a directory of its own, by the
+    // name of the network.
     if mode.standalone_config().is_none() {
         plan.not_chained = active::invalid_before_active(&not_standalone);
     }
     plan
+}
+
+/// Returns whether the saved state has to be written with the `only_config` of this mode, before
+/// the `unchain_steps` are applied.
+///
+/// An older agent reads there that the other network configs lack the entry on purpose. So the name
+/// is saved before the first entry is removed. It is removed from the saved state once every
+/// network config gets an entry again.
+fn has_to_save_only_config(mode: &ChainMode, unchain_steps: &[Step], saved: &SavedState) -> bool {
+    let only = mode.only_config();
+    let matters = only.is_none() || !unchain_steps.is_empty();
+    matters && saved.only_config.as_deref() != only
 }
 
 /// Plans the steps of the modes [`ChainMode::Every`] and [`ChainMode::Only`].

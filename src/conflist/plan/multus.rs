@@ -40,7 +40,7 @@ impl MultusConf {
 
 fn parse(file: &ConfigFile) -> Option<MultusConf> {
     let text = file.text();
-    // Parsing takes memory, and few files name a delegate. The others are not parsed.
+    // Parsing takes memory, and few files name a delegate. So the other files are not parsed.
     if !text.contains("clusterNetwork") {
         return None;
     }

@@ -45,7 +45,8 @@ fn may_be_own_content(file: &ConfigFile) -> bool {
     let calls_others = types.iter().any(|name| name != PLUGIN);
     match file.kind {
         ConfigKind::Conflist => calls_plugin,
-        // A `.conf` with another plugin is a network config of the primary CNI.
+        // A `.conf` with another plugin is a network config of the primary CNI, so the agent did
+        // not write it.
         ConfigKind::Conf | ConfigKind::Json => calls_plugin && !calls_others,
     }
 }

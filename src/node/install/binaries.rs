@@ -53,7 +53,8 @@ pub fn install(
     let key = "";
     match writer.write(&file, key, Instant::now(), || copy(settings, &stale, run_check)) {
         Ok(copied) => {
-            // Word for word as in Linkerd's troubleshooting page, because users search for it.
+            // This line is the one in Linkerd's troubleshooting page, word for word, because users
+            // search for it.
             info!("Wrote linkerd CNI binaries to {}", settings.bin_dir.display());
             StepOutcome::written(copied)
         }
@@ -158,7 +159,8 @@ fn replace(
     name: &str,
     run_check: &mut RunCheck,
 ) -> Result<(), CopyFailure> {
-    let (source, target) = (settings.image_bin_dir.join(name), settings.bin_dir.join(name));
+    let source = settings.image_bin_dir.join(name);
+    let target = settings.bin_dir.join(name);
     let new = files::stage_copy(&source, &target).map_err(CopyFailure::Io)?;
     if name == PLUGIN
         && let Some(failure) = run_check.check_new(&settings.image_bin_dir, new.path())

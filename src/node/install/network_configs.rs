@@ -256,7 +256,8 @@ impl Chaining<'_> {
 fn log_write(change: Change, file: &WrittenFile) {
     let path = file.path().display();
     match change {
-        // Word for word as in Linkerd's troubleshooting page, because users search for it.
+        // This line is the one in Linkerd's troubleshooting page, word for word, because users
+        // search for it.
         Change::Chain => info!("Created CNI config {path}"),
         Change::Unchain => info!("removed the plugin entry from {path}"),
     }

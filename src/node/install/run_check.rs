@@ -322,8 +322,7 @@ mod tests {
             (Errno::ENOENT, false, false),
             (Errno::ETXTBSY, false, false),
         ] {
-            let (path, stamp) = (PathBuf::from(PLUGIN), Stamp::default());
-            let binary = CheckedBinary { path, stamp, is_noexec };
+            let binary = CheckedBinary { path: PLUGIN.into(), stamp: Stamp::default(), is_noexec };
             let verdict = judge_not_run(&binary, &io::Error::from(errno));
             assert_eq!(matches!(verdict, Verdict::Unknown { .. }), is_unknown, "{verdict:?}");
             assert_eq!(matches!(verdict, Verdict::Fails(_)), !is_unknown, "{verdict:?}");
@@ -332,7 +331,8 @@ mod tests {
 
     #[test]
     fn a_rejected_plugin_is_not_copied_again_before_a_wait_or_a_change() {
-        let (image, bin) = (with_plugin("exit 0"), with_plugin("echo $0: no >&2; exit 3"));
+        let image = with_plugin("exit 0");
+        let bin = with_plugin("echo $0: no >&2; exit 3");
         let temporary = bin.path().join("temporary");
         fs::rename(bin.path().join(PLUGIN), &temporary).unwrap();
         let mut check = RunCheck::default();

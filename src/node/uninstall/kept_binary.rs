@@ -39,7 +39,8 @@ pub fn needed_by(settings: &NodeSettings, configs: &[ConfigFile]) -> Option<&'st
 /// containerd mounts them from `<root>/io.containerd.grpc.v1.cri/sandboxes/<id>/`. If the node is
 /// itself a Podman container, containerd's paths also contain `-containers/` and `/userdata/`.
 fn is_cri_o(mountinfo: &str) -> bool {
-    // The fourth field is the path of the mount's root in its file system.
+    // CRI-O's mounts are recognized by the fourth field, which is the path of the mounted file or
+    // directory in its file system.
     let mut roots = mountinfo.lines().filter_map(|line| line.split(' ').nth(3));
     roots.any(|root| {
         root.contains("-containers/")
