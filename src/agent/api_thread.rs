@@ -275,7 +275,7 @@ impl ApiHandle {
     }
 
     fn wake_thread(&self) {
-        // Sending fails if a wake is pending already.
+        // The error is ignored: sending fails if a wake is pending already.
         let _ = self.thread_waker.try_send(());
     }
 

@@ -29,7 +29,7 @@ pub fn access_source(settings: &Settings) -> Option<AccessSource> {
 }
 
 /// Returns the agent's namespace, from the settings or from the ServiceAccount's files.
-pub fn namespace(settings: &Settings) -> Option<String> {
+pub fn agent_namespace(settings: &Settings) -> Option<String> {
     let name = match &settings.namespace {
         Some(name) => name.clone(),
         None => service_account_file(settings, "namespace")?,
@@ -41,7 +41,7 @@ pub fn namespace(settings: &Settings) -> Option<String> {
 /// Returns the name of the agent's pod. This is the name of the pod to which the agent's token is
 /// bound, or else the one in the settings. Under upstream's chart only the token has the name.
 pub fn pod_name(settings: &Settings) -> Option<PodName> {
-    let namespace = namespace(settings)?;
+    let namespace = agent_namespace(settings)?;
     let token = service_account_file(settings, "token").unwrap_or_default();
     let claims = Claims::read(token.trim()).unwrap_or_default();
     if let Some((name, uid)) = claims.pod() {

@@ -91,7 +91,8 @@ impl MainLoop {
 fn watched_dirs(settings: &Settings) -> Vec<&Path> {
     let node = &settings.node;
     let mut dirs: Vec<&Path> = vec![&node.net_dir, &node.bin_dir, &settings.service_account_dir];
-    // The record socket is in the run dir, and changes when a newer agent starts or ends.
+    // The record socket is in the run dir. It changes when a newer agent starts or ends, and a pass
+    // then has to decide whether to yield.
     dirs.extend(node.run_dir.as_deref());
     let ca_dir = settings.ca_file.as_deref().and_then(Path::parent);
     dirs.extend(ca_dir);
@@ -120,7 +121,8 @@ mod tests {
     #[test]
     fn a_pass_with_a_problem_is_repeated_within_three_seconds() {
         let resync = Duration::from_secs(30);
-        let (good, mut bad) = (Judgement::default(), Judgement::default());
+        let good = Judgement::default();
+        let mut bad = Judgement::default();
         bad.findings.push((Subject::Binary, Finding::Problem("missing".into())));
         assert_eq!(time_to_next_pass(&good, resync), resync);
         let time = time_to_next_pass(&bad, resync);

@@ -226,7 +226,7 @@ impl Reconciler {
         let mut yielded = None;
         if can_chain && !self.leftovers.is_complete() {
             leftovers = self.leftovers.attempt(node);
-            // Some of the network configs may have been leftovers.
+            // Some of these network configs may have been leftovers, and are removed now.
             configs.retain(|file| node.net_dir.join(&file.name).symlink_metadata().is_ok());
         }
         if can_chain {
@@ -268,7 +268,7 @@ impl Reconciler {
             token = kubeconfig::check_token(&self.settings, &self.api, decision, was_written);
         }
         Verified {
-            self_test: verify::self_test(&mut self.self_test, node, &self.entry, installed),
+            self_test: verify::run_self_test(&mut self.self_test, node, &self.entry, installed),
             token,
             token_expires: verify::token_expiry(node),
             pods_awaited_until: self.status.pods_awaited_until(),

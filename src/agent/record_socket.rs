@@ -24,7 +24,7 @@ use std::time::Duration;
 use tracing::{error, info, warn};
 
 use flood_limit::FloodLimit;
-use newer_agent::{OwnedSocket, device_and_inode, has_reader, net_dir_path};
+use newer_agent::{OwnedSocket, device_and_inode, has_reader, socket_path_in_net_dir};
 
 use super::api_thread::ApiHandle;
 use super::file_watch::Waker;
@@ -73,7 +73,8 @@ impl RecordSocket {
         waker: Waker,
     ) -> io::Result<Arc<RecordSocket>> {
         let node = &settings.node;
-        let (path, net_dir_path) = (node.record_socket(), net_dir_path(node));
+        let path = node.record_socket();
+        let net_dir_path = socket_path_in_net_dir(node);
         let record_socket = Arc::new(RecordSocket {
             older_agent_ran: has_reader(&path) || net_dir_path.as_deref().is_some_and(has_reader),
             path,

@@ -99,7 +99,8 @@ impl SelfTest {
     /// started, the sender is dropped, and the receiver returns an error.
     fn start(&self, dir: PathBuf) -> Receiver<TestOutcome> {
         let (sender, outcome) = mpsc::sync_channel(1);
-        let (settings, waker) = (Arc::clone(&self.settings), self.waker.clone());
+        let settings = Arc::clone(&self.settings);
+        let waker = self.waker.clone();
         let thread = thread::Builder::new().name("self-test".into()).stack_size(256 << 10);
         let _ = thread.spawn(move || {
             let _ = sender.send(run::run(&settings, &dir));

@@ -100,11 +100,11 @@ impl<F: Fn(&str) -> Option<String>> Env<F> {
         }
     }
 
-    fn flag(&self, name: &'static str, default: bool) -> Result<bool, Error> {
+    fn flag_or(&self, name: &'static str, default: bool) -> Result<bool, Error> {
         Ok(self.parsed(name, parse_flag)?.unwrap_or(default))
     }
 
-    fn seconds(&self, name: &'static str, default: u64) -> Result<Duration, Error> {
+    fn seconds_or(&self, name: &'static str, default: u64) -> Result<Duration, Error> {
         Ok(self.parsed(name, parse_seconds)?.unwrap_or(Duration::from_secs(default)))
     }
 }
@@ -133,7 +133,7 @@ impl Settings {
         let kubeconfig_name = env.text_or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
         let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
         let conf_name = env.parsed("LINKERD_CNI_CONF_NAME", parse_file_name)?;
-        let is_chained = env.flag("LINKERD_CNI_CHAINED", true)?;
+        let is_chained = env.flag_or("LINKERD_CNI_CHAINED", true)?;
         let mode = ChainMode::choose(conf_name.as_deref(), is_chained, &kubeconfig_name).map_err(
             |problem| {
                 let value = conf_name.as_deref().unwrap_or_default();
@@ -169,16 +169,16 @@ impl Settings {
             api_host: env.parsed("KUBERNETES_SERVICE_HOST", parse_api_host)?,
             api_port: env.parsed("KUBERNETES_SERVICE_PORT", parse_api_port)?,
             admin_address: env.parsed("LINKERD_CNI_ADMIN_ADDR", parse_listen_address)?,
-            resync: env.seconds("LINKERD_CNI_RESYNC_SECONDS", 30)?,
+            resync: env.seconds_or("LINKERD_CNI_RESYNC_SECONDS", 30)?,
             namespace: env.text("LINKERD_CNI_NAMESPACE"),
             pod_name: env.text("LINKERD_CNI_POD_NAME"),
             // Under upstream's chart the default of Kubernetes applies, because that chart sets no
             // grace period.
-            termination_grace: env.seconds("LINKERD_CNI_TERMINATION_GRACE_SECONDS", 30)?,
+            termination_grace: env.seconds_or("LINKERD_CNI_TERMINATION_GRACE_SECONDS", 30)?,
             plugin_account: env.text("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),
-            require_network_plugins: env.flag("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", false)?,
-            self_test: env.flag("LINKERD_CNI_SELF_TEST", false)?,
-            watch_pods: env.flag("LINKERD_CNI_WATCH_PODS", true)?,
+            require_network_plugins: env.flag_or("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", false)?,
+            self_test: env.flag_or("LINKERD_CNI_SELF_TEST", false)?,
+            watch_pods: env.flag_or("LINKERD_CNI_WATCH_PODS", true)?,
             startup_taint: env.text("LINKERD_CNI_STARTUP_TAINT"),
             node_name: env.text("LINKERD_CNI_NODE_NAME"),
             // The message is upstream's, word for word, because users search for it.

@@ -82,7 +82,8 @@ impl UninstallDecision {
 
     /// Returns the time after which a verdict is due even if no further response arrives.
     pub fn time_left(&self) -> Duration {
-        let (now, end) = (Instant::now(), self.evidence.end);
+        let now = Instant::now();
+        let end = self.evidence.end;
         if now < end {
             return end - now;
         }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use serde_json::Value;
 
 use super::{ATTEMPT_TIMEOUT, retry};
-use crate::agent::identity::{USER_AGENT, access_source, namespace};
+use crate::agent::identity::{USER_AGENT, access_source, agent_namespace};
 use crate::agent::settings::Settings;
 use crate::extension::checks::rollout;
 use crate::kube::Deadlines;
@@ -21,7 +21,7 @@ const ROLLOUT_BUDGET: Duration = Duration::from_secs(60);
 pub fn verify(settings: &Settings) -> anyhow::Result<()> {
     let source =
         access_source(settings).context("KUBERNETES_SERVICE_HOST and _PORT are not set")?;
-    let namespace = namespace(settings).context("LINKERD_CNI_NAMESPACE is not set")?;
+    let namespace = agent_namespace(settings).context("LINKERD_CNI_NAMESPACE is not set")?;
     let path = daemonset_path(&namespace, "linkerd-cni");
     let mut connection = Connection::new(source, USER_AGENT, Deadlines::per_phase(ATTEMPT_TIMEOUT));
     let nodes = retry(ROLLOUT_BUDGET, || ready_nodes(&connection.client()?.get(&path)?));

@@ -11,7 +11,7 @@ use super::token_check::TokenValidity;
 use super::token_renewal::{LIFETIME_SECONDS, RENEWAL_PERCENT, adopted_renewal_wait};
 use super::worker::{Worker, retry_after};
 use crate::agent::api_history::TokenHistory;
-use crate::agent::identity::{NO_NAMESPACE, namespace};
+use crate::agent::identity::{NO_NAMESPACE, agent_namespace};
 use crate::agent::settings::Settings;
 use crate::kube;
 use crate::kube::claims::Claims;
@@ -39,7 +39,7 @@ impl AdoptedToken {
     /// plugin's ServiceAccount and is valid at `now`.
     pub fn read(settings: &Settings, now: SystemTime) -> Option<AdoptedToken> {
         let account = settings.plugin_account.as_deref()?;
-        let namespace = namespace(settings)?;
+        let namespace = agent_namespace(settings)?;
         let text = kubeconfig::read(&settings.node.kubeconfig()).ok()?.token?;
         let claims = Claims::read(&text)?;
         if claims.account() != Some((&*namespace, account)) {
@@ -136,7 +136,7 @@ impl Worker {
     /// registers again has a new UID, which would revoke the token while the pods of the node still
     /// run.
     fn request_token(&mut self, account: &str) -> Result<IssuedToken, RequestFailure> {
-        let Some(namespace) = namespace(&self.api.settings) else {
+        let Some(namespace) = agent_namespace(&self.api.settings) else {
             return Err(NO_NAMESPACE.to_owned().into());
         };
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");

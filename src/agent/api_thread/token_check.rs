@@ -8,7 +8,7 @@ use serde::de::IgnoredAny;
 
 use super::State;
 use super::worker::{Worker, retry_after};
-use crate::agent::identity::namespace;
+use crate::agent::identity::agent_namespace;
 use crate::kube;
 
 /// Longest time between two periodic checks of a token that the API server accepts. Jitter
@@ -135,7 +135,7 @@ impl Worker {
     fn request_namespace(&mut self) -> Option<(String, Result<IgnoredAny, kube::Error>)> {
         let client = self.plugin_connection.client().ok()?;
         let token = self.plugin_connection.token()?.to_owned();
-        let namespace = namespace(&self.api.settings)?;
+        let namespace = agent_namespace(&self.api.settings)?;
         // `resourceVersion=0` lets the API server respond from its cache, which costs it less.
         let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
         Some((token, client.get(&path)))

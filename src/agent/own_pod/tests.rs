@@ -159,7 +159,8 @@ fn the_object_that_was_read_last_decides_which_daemonset_owns_the_pod() {
         pod.record_seen(seen(&[("ownerReferences", json!([owner("DaemonSet", "apps/v1", true)]))]));
     }]);
     assert!(pod.daemonset.is_some());
-    // `kubectl delete daemonset --cascade=orphan` removes the owner reference.
+    // `kubectl delete daemonset --cascade=orphan` removes the owner reference, so the next object
+    // has none.
     pod.record_seen(seen(&[]));
     assert_eq!(pod.daemonset, None);
 }

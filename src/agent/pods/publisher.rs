@@ -302,7 +302,7 @@ impl Publisher {
                     "pod {pod} is not published: its annotations and containers need more than \
                      {FACTS_LIMIT} bytes, so the plugin asks the API server when the pod starts"
                 ),
-                // The facts are as large in a new list.
+                // A new list would not help, because the facts are as large there.
                 is_temporary: false,
             },
             Err(error) => self.withdraw(pod, &error.to_string(), is_temporary(&error)),
@@ -313,10 +313,10 @@ impl Publisher {
 
     /// Returns why traffic of a redirected pod bypasses the proxy, each reason once.
     fn bypass_reasons(&self, pod: &PodRef, own: &ObjectFacts, facts: &PodFacts) -> Vec<Reason> {
-        let verdict = verdict(&self.config, pod, PodView::Complete(facts));
+        let pod_verdict = verdict(&self.config, pod, PodView::Complete(facts));
         // Whether the pod has an IPv6 address is known only later, so `KnownPod` decides on that.
         let has_ipv6 = true;
-        let paths = bypass_paths(&self.config, &verdict, own, facts, has_ipv6);
+        let paths = bypass_paths(&self.config, &pod_verdict, own, facts, has_ipv6);
         let mut reasons: Vec<Reason> = paths.iter().map(|path| path.reason).collect();
         reasons.dedup();
         reasons

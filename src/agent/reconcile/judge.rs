@@ -116,7 +116,7 @@ pub fn judge(installed: &Installed, verified: &Verified) -> Judgement {
         token_expires: verified.token_expires,
         ..StatusBody::default()
     };
-    let next_pass_at = next_pass_at(installed, verified);
+    let next_pass_at = earliest_next_pass(installed, verified);
     Judgement { next_pass_at, ..Judgement::new(findings, installed.wrote(), status) }
 }
 
@@ -235,7 +235,7 @@ fn verified_findings(verified: &Verified) -> Vec<(Subject, Finding)> {
 }
 
 /// Returns the earliest time at which a step or a check needs the next pass.
-fn next_pass_at(installed: &Installed, verified: &Verified) -> Option<Instant> {
+fn earliest_next_pass(installed: &Installed, verified: &Verified) -> Option<Instant> {
     let mut times = vec![
         installed.kept.until,
         installed.token.allowed_at,
@@ -253,7 +253,7 @@ fn next_pass_at(installed: &Installed, verified: &Verified) -> Option<Instant> {
 impl Judgement {
     /// Returns a judgement with these `findings`. Adds to `status` what follows from them.
     fn new(findings: Vec<(Subject, Finding)>, wrote: bool, status: StatusBody) -> Judgement {
-        let not_ready = not_ready(&findings, wrote);
+        let not_ready = why_not_ready(&findings, wrote);
         let problems = problems_by_key(logged(&findings));
         let status = StatusBody { not_ready, problems, ..status };
         Judgement { findings, wrote, next_pass_at: None, status }
@@ -296,7 +296,7 @@ fn logged(findings: &[(Subject, Finding)]) -> BTreeMap<Subject, String> {
 
 /// Returns why the node is not ready. The reasons are the subjects that decide on readiness and are
 /// not correct, or else that the pass wrote files.
-fn not_ready(findings: &[(Subject, Finding)], wrote: bool) -> Option<String> {
+fn why_not_ready(findings: &[(Subject, Finding)], wrote: bool) -> Option<String> {
     let subjects: BTreeSet<&Subject> = findings.iter().map(|(subject, _)| subject).collect();
     let mut reasons = Vec::new();
     for subject in subjects {

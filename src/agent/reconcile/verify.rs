@@ -14,7 +14,7 @@ use crate::node::binaries::Binaries;
 /// Returns the state of the self-test. Starts the self-test if it has not run yet, but only if
 /// binary, kubeconfig and network configs are correct and the pass did not change them. `own` is
 /// the plugin entry of this agent.
-pub fn self_test(
+pub fn run_self_test(
     self_test: &mut Option<SelfTest>,
     settings: &NodeSettings,
     own: &Entry,

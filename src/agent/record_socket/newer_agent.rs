@@ -44,7 +44,7 @@ impl OwnedSocket {
 
 /// Returns where an agent without a run dir has its socket. `None` if this agent has no run dir
 /// either.
-pub fn net_dir_path(node: &NodeSettings) -> Option<PathBuf> {
+pub fn socket_path_in_net_dir(node: &NodeSettings) -> Option<PathBuf> {
     if node.run_dir.is_some() { Some(node.net_dir.join(SOCKET_NAME)) } else { None }
 }
 

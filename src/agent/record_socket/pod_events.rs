@@ -109,9 +109,10 @@ fn ignored_ports(list: &Ignored) -> Report {
     let elements = list.to_string();
     let shown = &elements[..elements.floor_char_boundary(ELEMENTS_LIMIT)];
     let ellipsis = if shown.len() < elements.len() { "…" } else { "" };
-    let shown = shown.replacen("ignored in ", "Ignored in annotation ", 1);
+    let ignored = shown.replacen("ignored in ", "Ignored in annotation ", 1);
     let note = format!(
-        "{shown}{ellipsis}. Allowed is {}. Correct the annotation of the pod or of its namespace.",
+        "{ignored}{ellipsis}. Allowed is {}. Correct the annotation of the pod or of its \
+         namespace.",
         list.grammar()
     );
     let kind = EventType::Warning;

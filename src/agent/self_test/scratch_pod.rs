@@ -64,7 +64,8 @@ impl ScratchPod {
     /// IPv6, connects them with IPv6, too. If the kernel does not support `veth`, the netns stay
     /// unconnected and have no addresses.
     pub fn create(needs_ipv6: bool) -> Result<ScratchPod, Error> {
-        let (pod, neighbour) = (netns::create()?, netns::create()?);
+        let pod = netns::create()?;
+        let neighbour = netns::create()?;
         let mut scratch = ScratchPod { pod, neighbour, addresses: &[] };
         let neighbour_netns = scratch.neighbour.try_clone()?;
         let connected = inside(&scratch.pod, move || {

@@ -132,7 +132,7 @@ fn doubt(evidence: &Evidence, own: TokenFacts, plugin: TokenFacts) -> Option<Str
     if plugin.has_expired {
         return Some("the plugin's token has expired".into());
     }
-    early_rejection(evidence).or_else(|| doubt_by_pod(evidence, plugin))
+    early_rejection(evidence).or_else(|| doubt_about_pod(evidence, plugin))
 }
 
 /// Returns whether further rejections cannot become proof either, because the API server rejected a
@@ -174,7 +174,7 @@ fn early_rejection(evidence: &Evidence) -> Option<String> {
 /// During a graceful deletion, a token that is bound to the pod stays valid until the pod is gone.
 /// So a rejection in this time is proof. If no deletion was shown, the rejection is proof only if
 /// the plugin's token is bound to no pod.
-fn doubt_by_pod(evidence: &Evidence, plugin: TokenFacts) -> Option<String> {
+fn doubt_about_pod(evidence: &Evidence, plugin: TokenFacts) -> Option<String> {
     let Evidence { history, begin, rounds, .. } = evidence;
     match evidence.own_pod.deletion {
         Deletion::Graceful { token_ends, .. } => {

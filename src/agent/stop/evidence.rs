@@ -104,7 +104,7 @@ pub fn gather(settings: &Settings, api: &ApiHandle, timeout: Duration) -> Round 
     let Some(source) = identity::access_source(settings) else {
         return Round::Unreachable("no API server is configured".into());
     };
-    let Some(namespace) = identity::namespace(settings) else {
+    let Some(namespace) = identity::agent_namespace(settings) else {
         return Round::Unreachable(identity::NO_NAMESPACE.into());
     };
     let mut own = Connection::new(source, USER_AGENT, Deadlines::per_phase(timeout));

@@ -35,12 +35,11 @@ fn seconds(seconds: u64) -> Duration {
 fn evidence(rounds: Rounds) -> Evidence {
     let begin = Instant::now() + seconds(3600);
     let accepted = TokenHistory { accepted: Some(begin - seconds(300)), rejected: None };
-    let (own_token, plugin_token) = (accepted, accepted);
     let shown = begin - Duration::from_millis(20);
     let deletion = Deletion::Graceful { shown, token_ends: shown + seconds(60) };
     Evidence {
         own_pod: OwnPod { deletion, ..OwnPod::default() },
-        history: ApiHistory { own_token, plugin_token, disconnected: None },
+        history: ApiHistory { own_token: accepted, plugin_token: accepted, disconnected: None },
         begin,
         end: begin + seconds(25),
         newer_agent_runs: false,
@@ -73,7 +72,8 @@ fn out_of_scope() -> Rounds {
 
 fn assert_verdict(name: &str, evidence: &Evidence, expected: Expected) {
     let last = evidence.rounds.last().map_or(evidence.begin, |(when, _)| *when);
-    let (found, at_the_end) = (verdict(evidence, last), verdict(evidence, evidence.end));
+    let found = verdict(evidence, last);
+    let at_the_end = verdict(evidence, evidence.end);
     match (expected, &found) {
         (Uninstall(why), Verdict::Uninstall(text)) => {
             assert!(text.contains(why), "{name}: {text}");
@@ -105,7 +105,9 @@ fn assert_verdict(name: &str, evidence: &Evidence, expected: Expected) {
 fn a_response_proves_an_uninstall_only_if_the_pod_is_being_deleted() {
     let begin = Instant::now();
     let graceful = Deletion::Graceful { shown: begin, token_ends: begin };
-    let (forced, stays, unknown) = (Deletion::Forced, Deletion::NotDeleted, Deletion::Unknown);
+    let forced = Deletion::Forced;
+    let stays = Deletion::NotDeleted;
+    let unknown = Deletion::Unknown;
     let unsure = "nothing shows that the agent's pod is being deleted";
     let gone = daemonset_is_gone;
     for (name, deletion, rounds, expected) in [

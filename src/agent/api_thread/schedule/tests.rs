@@ -126,7 +126,8 @@ fn nodes_that_start_together_spread_their_requests() {
             *each_second.entry(at.as_secs()).or_insert(0) += 1;
         }
     }
-    // 2,000 nodes send some four requests a second on average.
+    // On average, 2,000 nodes send some four requests a second. More than 25 in one second would
+    // mean that the nodes send their requests together.
     let busiest = each_second.range(HOUR.as_secs()..).map(|(_, count)| *count);
     let busiest: i32 = busiest.max().unwrap();
     assert!(busiest < 25, "{busiest} of {nodes} nodes in one second");
@@ -152,7 +153,8 @@ fn unanswered_checks_and_token_requests_back_off_to_a_minute() {
 #[test]
 fn retries_after_an_overload_are_spread_over_the_nodes() {
     let start = Instant::now();
-    // All nodes get the same header: kube-apiserver sends `Retry-After: 1`.
+    // All nodes get the same header, because kube-apiserver always sends `Retry-After: 1`. So the
+    // random delay alone has to spread their retries.
     for seconds in [1, 300] {
         let retry_after = Duration::from_secs(seconds);
         let mut checks = BTreeMap::new();
@@ -178,7 +180,7 @@ fn retries_after_an_overload_are_spread_over_the_nodes() {
 #[test]
 fn a_flood_of_records_causes_a_bounded_number_of_checks() {
     let start = Instant::now();
-    // Records cause no further checks of a token that is known to be rejected.
+    // If the token is known to be rejected, the records cause no checks, so fewer are allowed.
     for (result, most) in [(TokenCheckResult::Accepted, 51), (TokenCheckResult::Rejected, 25)] {
         let mut schedule = Schedule::new(start, None);
         let (mut checks, mut now) = (0, start);
