@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::changes::{by_name, difference};
 use crate::helm::{Objects, Render, chart, read};
@@ -67,20 +67,72 @@ fn each_flag_of_linkerd_install_cni_has_its_recorded_effect() {
     });
 }
 
+/// Kinds that a cluster may lack. kubectl fails for a kind that it does not know.
+const NOT_IN_EVERY_CLUSTER: [&str; 5] = [
+    "PodMonitor",
+    "PrometheusRule",
+    "NetworkAttachmentDefinition",
+    "MutatingAdmissionPolicy",
+    "MutatingAdmissionPolicyBinding",
+];
+
+/// Every object that the chart can create, without the pods of `helm test`.
+fn every_object() -> Vec<Value> {
+    let annotate = json!({"networkAttachmentDefinition": {"annotatePods": true}});
+    let everything = Render::new().file(&chart().join("ci/everything-values.yaml"));
+    let mut objects = everything.values(&annotate).objects().0;
+    objects.retain(|object| object["kind"] != "Pod");
+    objects
+}
+
+fn page() -> String {
+    read(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/gitops.md"))
+}
+
 /// By default kubectl prunes few kinds.
 #[test]
-fn the_allowlist_prunes_every_kind_of_the_chart() {
+fn the_allowlist_prunes_every_kind_that_all_clusters_have() {
     let allowed = String::from_utf8(bash("install-cni --prune-allowlist").stdout).unwrap();
-    for object in &Render::new().file(&chart().join("ci/everything-values.yaml")).objects().0 {
+    for object in &every_object() {
         let [version, kind] = ["apiVersion", "kind"].map(|key| object[key].as_str().unwrap());
-        // kubectl fails for a kind that the cluster lacks, and a cluster may lack these
-        // besides the test's Pod.
-        let lacking = ["Pod", "PodMonitor", "PrometheusRule", "NetworkAttachmentDefinition"];
-        let is_labeled = object["metadata"]["labels"]["linkerd.io/cni-resource"] == "true";
-        assert!(is_labeled || kind == "Pod", "{object}");
+        assert_eq!(object["metadata"]["labels"]["linkerd.io/cni-resource"], "true", "{object}");
         let version = if version == "v1" { "core/v1" } else { version };
         let flag = format!("--prune-allowlist={version}/{kind}\n");
-        assert!(allowed.contains(&flag) || lacking.contains(&kind), "{flag}");
+        assert_eq!(allowed.contains(&flag), !NOT_IN_EVERY_CLUSTER.contains(&kind), "{flag}");
+    }
+}
+
+#[test]
+fn the_page_and_the_help_name_every_kind_that_is_not_pruned() {
+    let help = String::from_utf8(bash("install-cni --help").stdout).unwrap();
+    let page = page();
+    let bullet = page.lines().find(|line| line.starts_with("- The upgrade does not delete"));
+    for kind in NOT_IN_EVERY_CLUSTER {
+        let kind = kind.trim_end_matches("Binding");
+        assert!(help.contains(kind), "{kind}: {help}");
+        assert!(bullet.unwrap().contains(kind), "{kind}: {bullet:?}");
+    }
+}
+
+/// Deleting the namespace deletes the other objects.
+#[test]
+fn the_documented_commands_delete_every_object_outside_of_the_namespace() {
+    let page = page();
+    let deleted: Vec<_> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("kubectl delete "))
+        .filter(|line| line.ends_with("-l linkerd.io/cni-resource=true"))
+        .flat_map(|line| line.split(' ').next().unwrap().split(','))
+        .collect();
+    for object in &every_object() {
+        let kind = object["kind"].as_str().unwrap();
+        let plural = match kind {
+            "NetworkAttachmentDefinition" => "network-attachment-definitions".to_owned(),
+            _ if kind.ends_with('y') => format!("{}ies", kind.trim_end_matches('y').to_lowercase()),
+            _ => format!("{}s", kind.to_lowercase()),
+        };
+        let is_in_namespace = object["metadata"]["namespace"] == "linkerd-cni";
+        assert!(is_in_namespace || deleted.contains(&&*plural), "{plural} are not deleted");
     }
 }
 
