@@ -1,9 +1,10 @@
 //! The commands and manifests in the pages: each is shown to work, or says why it cannot run here.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::process::{Command, Output};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::table;
 
 use crate::commands::{self, Shown};
@@ -112,6 +113,93 @@ fn manifests_for_argo_cd_and_flux_admit_the_agent_in_their_namespace() {
     assert_eq!(source["kind"], "GitRepository");
     assert_eq!(source["name"], repository["metadata"]["name"]);
     assert_eq!(repository["spec"]["url"], argo["source"]["repoURL"]);
+}
+
+/// Argo CD refuses to sync an object that the project does not permit: a kind without a namespace
+/// that `clusterResourceWhitelist` lacks, or another namespace than those in `destinations`.
+#[test]
+fn the_argo_cd_project_permits_the_charts_objects_and_no_other_kind() {
+    let found = manifests("docs/gitops.md");
+    let (project, application) = (found.get("AppProject"), found.get("Application"));
+    let spec = &application["spec"];
+    assert_eq!(spec["project"], project["metadata"]["name"]);
+    assert_eq!(project["spec"]["sourceRepos"], json!([spec["source"]["repoURL"]]));
+    let destinations = project["spec"]["destinations"].as_array().unwrap();
+    assert!(destinations.contains(&spec["destination"]), "{destinations:?}");
+    let finalizers = &application["metadata"]["finalizers"];
+    assert_eq!(*finalizers, json!(["resources-finalizer.argocd.argoproj.io"]));
+
+    let mut values = yaml(&read(chart().join("ci/everything-values.yaml")));
+    for optional in ["podMonitor", "prometheusRule", "grafanaDashboard"] {
+        values[optional]["namespace"] = json!("");
+    }
+    values["networkAttachmentDefinition"] = json!({"enabled": true, "annotatePods": true});
+    let mut kinds = BTreeSet::from([("".to_owned(), "Namespace".to_owned())]);
+    for object in with(values).0 {
+        let [version, kind] = ["apiVersion", "kind"].map(|key| object[key].as_str().unwrap());
+        let namespace = &object["metadata"]["namespace"];
+        if namespace.is_null() {
+            kinds.insert((version.split('/').next().unwrap().to_owned(), kind.to_owned()));
+        } else {
+            let is_permitted = destinations.iter().any(|place| place["namespace"] == *namespace);
+            assert!(is_permitted, "{kind} in {namespace}");
+        }
+    }
+    let permitted = project["spec"]["clusterResourceWhitelist"].as_array().unwrap().iter();
+    let permitted = permitted.map(|entry| {
+        let [group, kind] = ["group", "kind"].map(|key| entry[key].as_str().unwrap().to_owned());
+        (group, kind)
+    });
+    assert_eq!(permitted.collect::<BTreeSet<_>>(), kinds);
+    assert!(project["spec"].get("namespaceResourceWhitelist").is_none());
+}
+
+/// The lines of a diff without those that begin with this sign.
+fn side_of_diff(diff: &str, other_sign: char) -> Value {
+    let lines = diff.lines().filter(|line| !line.starts_with(other_sign));
+    yaml(&lines.map(|line| format!("{}\n", &line[1..])).collect::<String>())
+}
+
+#[test]
+fn the_documented_migrations_lead_from_upstreams_chart_to_the_manifests() {
+    let page = read(testkit::repository().join("docs/gitops.md"));
+    let found = manifests("docs/gitops.md");
+    let diffs: Vec<_> = page.split("```diff\n").skip(1).collect();
+    assert_eq!(diffs.len(), 2);
+    for diff in diffs {
+        let diff = diff.split("```").next().unwrap();
+        let (before, after) = (side_of_diff(diff, '+'), side_of_diff(diff, '-'));
+        let manifest = found.get(after["kind"].as_str().unwrap());
+        assert_eq!(before["metadata"], after["metadata"]);
+        for key in ["name", "namespace"] {
+            assert_eq!(after["metadata"][key], manifest["metadata"][key]);
+        }
+        let (mut before, mut after) = (before["spec"].clone(), after["spec"].clone());
+        let is_argo = manifest["kind"] == "Application";
+        let place = if is_argo { "/source/helm/valuesObject" } else { "/values" };
+        let old = before.pointer_mut(place).unwrap().take();
+        let mut new = after.pointer_mut(place).unwrap().take();
+        let mut expected = manifest["spec"].clone();
+        let documented = expected.pointer_mut(place).unwrap().take();
+        assert_eq!(new["image"], documented["image"]);
+        assert_eq!(new["updateStrategy"]["rollingUpdate"]["maxUnavailable"], 0);
+        // Only upstream's image is left out of the old values.
+        new["image"] = old["image"].clone();
+        new.as_object_mut().unwrap().remove("updateStrategy");
+        assert_eq!(old, new);
+        if is_argo {
+            assert_eq!(before["source"]["chart"], "linkerd2-cni");
+            // Whether to sync by itself is not a matter of the chart.
+            expected["syncPolicy"].as_object_mut().unwrap().remove("automated");
+            assert_eq!(after, expected);
+        } else {
+            assert_eq!(before["chart"]["spec"]["chart"], "linkerd2-cni");
+            expected.as_object_mut().unwrap().remove("test");
+            assert_eq!(after, expected);
+        }
+        let new = side_of_diff(diff, '-')["spec"].pointer(place).unwrap().clone();
+        assert_eq!(with(new).plugin()["linkerd"]["outbound-ports-to-ignore"], json!(["25", "443"]));
+    }
 }
 
 #[test]
