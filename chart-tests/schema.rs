@@ -111,8 +111,8 @@ fn every_object_with_named_properties_rejects_other_names() {
 #[test]
 fn schema_and_values_name_the_same_keys() {
     /// Fields of Kubernetes. values.yaml has only those with a default.
-    const KUBERNETES: &str = "livenessProbe nodeAffinity readinessProbe securityContext seLinuxOptions \
-         startupProbe updateStrategy";
+    const KUBERNETES: &str = "affinity dnsConfig livenessProbe nodeAffinity podSecurityContext readinessProbe \
+         securityContext seLinuxOptions startupProbe updateStrategy";
 
     fn compare(root: &Value, place: &str, schema: &Value, values: &Value) {
         let Some(properties) = resolve(root, schema)["properties"].as_object() else {

@@ -1,12 +1,13 @@
 {{/*
-Helpers of several templates. A value can be missing (`helm upgrade --reuse-values` from an older chart) or null. So
-every read of a nested value is in parentheses and has a default.
+Helpers that several templates use. A value can be null, or missing after `helm upgrade --reuse-values` from an older
+chart. So every template reads nested values in parentheses and with a default.
 */}}
 
 {{/*
-The values as JSON, without null fields, and with those of platforms/<platform>.yaml, or these defaults, in place of
-unset ones. A value is unset if it is null or empty, which are the chart's defaults of all values that platforms set.
-`helm upgrade --reuse-values` replaces these defaults with upstream's. Upstream's values lack `admissionPolicy`.
+All values as JSON, without null fields. An unset value (null or an empty string) gets the value of
+platforms/<platform>.yaml, or else the default below. The templates read every value that a platform may set from here.
+After `helm upgrade --reuse-values` from upstream's chart, which has no `admissionPolicy`, upstream's default directories
+also count as unset.
 */}}
 {{- define "linkerd-cni.values" -}}
 {{- $values := dict
@@ -35,35 +36,30 @@ unset ones. A value is unset if it is null or empty, which are the chart's defau
 {{- $_ := set $values $key $given }}
 {{- end }}
 {{- end }}
+{{- with ($values.affinity).nodeAffinity }}
+{{- $_ := set $values "nodeAffinity" (mustMergeOverwrite (deepCopy ($values.nodeAffinity | default dict)) (deepCopy .)) }}
+{{- end }}
 {{- with $preset.nodeAffinity }}
-{{- $_ := set $values "nodeAffinity" (include "linkerd-cni.nodeAffinity" (list $values.nodeAffinity .) | fromJson) }}
+{{- /* Each required term gets the expressions of the platform's only term. A term without expressions and fields
+matches no node, and stays so. */}}
+{{- $key := "requiredDuringSchedulingIgnoredDuringExecution" }}
+{{- $required := get . $key }}
+{{- $expressions := (first $required.nodeSelectorTerms).matchExpressions }}
+{{- $affinity := deepCopy $values.nodeAffinity }}
+{{- if not (get $affinity $key).nodeSelectorTerms }}{{ $_ := set $affinity $key $required }}{{ end }}
+{{- range (get $affinity $key).nodeSelectorTerms }}
+{{- if and (or .matchExpressions .matchFields) (ne (toJson .matchExpressions) (toJson $expressions)) }}
+{{- $_ := set . "matchExpressions" (concat (.matchExpressions | default list) $expressions) }}
+{{- end }}
+{{- end }}
+{{- $_ := set $values "nodeAffinity" $affinity }}
 {{- end }}
 {{- (include "linkerd-cni.withoutNulls" $values | fromJson).value | toJson }}
 {{- end }}
 
 {{/*
-A node affinity with that of a platform, as JSON. The platform's has one required term, whose expressions each other
-required term gets, too. A term without expressions and fields matches no node, and stays so.
-*/}}
-{{- define "linkerd-cni.nodeAffinity" -}}
-{{- $key := "requiredDuringSchedulingIgnoredDuringExecution" }}
-{{- $affinity := first . | deepCopy }}
-{{- $required := get (last .) $key }}
-{{- $platform := first $required.nodeSelectorTerms }}
-{{- $terms := list }}
-{{- range (get $affinity $key | default dict).nodeSelectorTerms }}
-{{- if and (or .matchExpressions .matchFields) (ne (toJson .) (toJson $platform)) }}
-{{- $_ := set . "matchExpressions" (concat (.matchExpressions | default list) $platform.matchExpressions) }}
-{{- end }}
-{{- $terms = append $terms . }}
-{{- end }}
-{{- $_ := set $affinity $key (ternary (dict "nodeSelectorTerms" $terms) $required (gt (len $terms) 0)) }}
-{{- $affinity | toJson }}
-{{- end }}
-
-{{/*
-Labels and annotations of an object, the latter only if there are any. Argument: a dict with "root" and optionally
-"labels" and "annotations" of this object. The labels that select the chart's objects win over all others.
+Labels and annotations of an object. Argument: a dict with "root", and optionally "labels" and "annotations" of this
+object. The labels that select the chart's objects win over all others.
 */}}
 {{- define "linkerd-cni.metadata" -}}
 {{- $labels := dict
@@ -83,7 +79,7 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Maps as one map with strings as values, or empty. A later map wins. Nulls are ignored. */}}
+{{/* Merges a list of maps into one map of strings, without nulls. A later map wins. Renders nothing for an empty map. */}}
 {{- define "linkerd-cni.strings" -}}
 {{- $strings := dict }}
 {{- range . }}
@@ -97,8 +93,8 @@ annotations:
 {{- end }}
 
 {{/*
-A value without the null fields of its maps, as JSON with the key `value`. Terraform's `optional()` writes null for
-each field of an object that is not set, and Argo CD would show such a field as a difference.
+A value without the null fields of its maps, as JSON with the key `value`. Terraform's `optional()` writes null for each
+field that is not set, and Argo CD would show such a field as a difference.
 */}}
 {{- define "linkerd-cni.withoutNulls" -}}
 {{- $result := . }}
@@ -130,16 +126,16 @@ each field of an object that is not set, and Argo CD would show such a field as 
   namespace: {{ toYaml .Release.Namespace }}
 {{- end }}
 
-{{/* Tag of the image, with the digest of `image.version` if there is one. A number may be a tag. */}}
+{{/* Tag of the image, with the digest if `image.version` has one. The value may be a number. */}}
 {{- define "linkerd-cni.imageVersion" -}}
 {{- (.Values.image).version | default .Chart.AppVersion | toJson | trimAll "\"" }}
 {{- end }}
 
 {{/*
-Image and pull policy of a container. `global.imageRegistry` replaces the registry: the first part of the name if
-it has a dot or a port, or is localhost. The path stays, but a path with which the registry ends is not repeated.
-scripts/release writes the digest of the chart's own image into the packaged Chart.yaml. A mirror of the registry has the
-same digest, an image with another name or tag has another one.
+Image and pull policy of a container. `global.imageRegistry` replaces the registry, which is the first part of the name
+if that part has a dot or a port, or is localhost. The path of the name stays, and is not repeated if the registry ends
+with it. scripts/release writes the digest of the chart's own image into the packaged Chart.yaml. The digest also applies
+to a mirror of the registry, but not to an image with another name or tag.
 */}}
 {{- define "linkerd-cni.image" -}}
 {{- $own := "cr.l5d.io/linkerd/cni-plugin" }}
@@ -157,8 +153,8 @@ imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
 {{- end }}
 
 {{/*
-Value of the key `imagePullSecrets`, or empty. The pods have it besides their ServiceAccount, so that a secret that is added
-replaces pods whose image cannot be pulled.
+Value of the key `imagePullSecrets`, or empty. The ServiceAccount has these secrets, too. The pods have them so that
+adding a secret replaces pods whose image cannot be pulled.
 */}}
 {{- define "linkerd-cni.imagePullSecrets" -}}
 {{- $secrets := list }}
@@ -169,9 +165,9 @@ replaces pods whose image cannot be pulled.
 {{- end }}
 
 {{/*
-Value of the key `resources` of a container. Argument: the value, such as `{cpu: {limit: 1}}`. A default request gives way
-to a limit of the same kind, which is the request then. Each program uses about 4 MiB, and in the agent's container
-the plugin of the self-test as much.
+Value of the key `resources` of a container. Argument: the chart value, such as `{cpu: {limit: 1}}`. With a limit there is
+no default request of the same kind, because Kubernetes then uses the limit. The default request has room for the two
+programs of the agent's container, agent and plugin, which use about 4 MiB each.
 */}}
 {{- define "linkerd-cni.resources" -}}
 {{- $limits := dict }}
@@ -203,7 +199,7 @@ requests:
 {{- if ne (toString (.Values.repairController).enabled) "false" }}true{{ end }}
 {{- end }}
 
-{{/* Mode of the repair controller. Without security context it has no capability to enter pods. */}}
+{{/* Mode of the repair controller. Without security context it lacks the capabilities that enter pods. */}}
 {{- define "linkerd-cni.repairMode" -}}
 {{- $default := ternary "delete" "in-place" (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
 {{- (.Values.repairController).mode | default $default }}
@@ -216,17 +212,17 @@ requests:
 {{- end }}
 
 {{/*
-Directory of the node that is mounted for the CNI directory ".". A directory `current` is a link, which an upgrade sets
-to the new version, as `snap refresh` does in /var/snap/NAME and k3s in /var/lib/rancher/k3s/data. A mount follows a link
-only once, so the parent of the link is mounted.
+Directory of the node to mount for the CNI directory ".". A directory `current` is a link, and an upgrade of the node
+changes its target (`snap refresh` in /var/snap/NAME, k3s in /var/lib/rancher/k3s/data). A mount follows a link only
+once, so the pods mount the parent of the link.
 */}}
 {{- define "linkerd-cni.mountedDir" -}}
 {{- regexReplaceAll "^(.+?)/current(/.*)?$" . "${1}" }}
 {{- end }}
 
 {{/*
-Path of the mount of "linkerd-cni.mountedDir". The parent of a snap's link contains volumes of pods, which the
-container must not keep mounted after the node has unmounted them.
+Path at which "linkerd-cni.mountedDir" is mounted. The parent of a snap's link contains volumes of pods. When the node
+unmounts such a volume, the container must not keep it mounted.
 */}}
 {{- define "linkerd-cni.mountPath" -}}
 {{- $dir := include "linkerd-cni.mountedDir" . -}}
@@ -236,7 +232,7 @@ mountPropagation: HostToContainer
 {{- end }}
 {{- end }}
 
-{{/* Elements of a comma-separated list, as a JSON array. The value is such text, a number, an array or null. */}}
+{{/* Elements of a list, as a JSON array. The value is a comma-separated text, a number, an array or null. */}}
 {{- define "linkerd-cni.elements" -}}
 {{- $elements := list }}
 {{- range ternary . (list .) (kindIs "slice" .) }}
@@ -248,7 +244,7 @@ mountPropagation: HostToContainer
 {{- ternary list (splitList "," $text) (empty (trim $text)) | toJson }}
 {{- end }}
 
-{{/* The ones of these ports and ranges that the plugin ignores, as a JSON array. */}}
+{{/* Elements of a list of ports and ranges that the plugin ignores because they are invalid, as a JSON array. */}}
 {{- define "linkerd-cni.invalidPorts" -}}
 {{- $invalid := list }}
 {{- range . }}
@@ -267,8 +263,8 @@ mountPropagation: HostToContainer
 {{- end }}
 
 {{/*
-What the ValidatingAdmissionPolicies have in common: they apply to the ServiceAccount of the pods only, also their
-errors. The API server writes the node into each token that is bound to a pod.
+Parts of every ValidatingAdmissionPolicy. The match condition limits the policy, and the failures of its evaluation, to
+the ServiceAccount of the pods. The API server writes the node into each token that is bound to a pod.
 */}}
 {{- define "linkerd-cni.admissionAccount" -}}
 - name: service-account
@@ -289,8 +285,8 @@ errors. The API server writes the node into each token that is bound to a pod.
 {{- end }}
 
 {{/*
-Version of the API that serves MutatingAdmissionPolicies, or a failure. Without a cluster, as with `helm template`,
-no kind is known, and the version of Kubernetes decides.
+API version of MutatingAdmissionPolicies. Fails if the API server serves none. `helm template` knows no API of a cluster:
+then the version of Kubernetes decides.
 */}}
 {{- define "linkerd-cni.mutatingPolicyVersion" -}}
 {{- $isKnown := .Capabilities.APIVersions.Has "v1/Pod" }}
@@ -302,10 +298,10 @@ no kind is known, and the version of Kubernetes decides.
 {{- $found = $found | default $version }}
 {{- end }}
 {{- end }}
-{{- $found | required (printf "networkAttachmentDefinition.annotatePods: Kubernetes %s does not serve MutatingAdmissionPolicies; use 1.36, or 1.34 with the feature gate MutatingAdmissionPolicy and the API admissionregistration.k8s.io/v1beta1, or annotate each meshed workload yourself" .Capabilities.KubeVersion.Version) }}
+{{- $found | required (printf "networkAttachmentDefinition.annotatePods: Kubernetes %s does not serve MutatingAdmissionPolicies; use 1.36, or 1.34 with the feature gate MutatingAdmissionPolicy and the API admissionregistration.k8s.io/v1beta1, or annotate each meshed workload yourself; helm template and scripts/install-cni do not know the cluster: add --kube-version" .Capabilities.KubeVersion.Version) }}
 {{- end }}
 
-{{/* Where and as whom the pods of `helm test` run. */}}
+{{/* Account, nodes and security context of the pods of `helm test`. */}}
 {{- define "linkerd-cni.testPod" -}}
 {{- with include "linkerd-cni.imagePullSecrets" . -}}
 imagePullSecrets:
@@ -339,7 +335,7 @@ env:
         fieldPath: status.podIPs
 {{- end }}
 
-{{/* As the Pod Security level "restricted" requires: meshed pods need no privileges. */}}
+{{/* Security context that the Pod Security level "restricted" requires: meshed pods need no privileges. */}}
 {{- define "linkerd-cni.testSecurityContext" -}}
 allowPrivilegeEscalation: false
 capabilities:
