@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod delete;
+mod eviction_response;
 pub mod in_place;
 pub mod not_repaired;
 pub mod pod_events;

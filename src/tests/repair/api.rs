@@ -14,6 +14,8 @@ pub enum Answer {
     Status(u16),
     /// Status code and message.
     Refusal(u16, &'static str),
+    /// Status code and page of a proxy in front of the API server.
+    Proxy(u16, &'static str),
     Fault(ApiFault),
 }
 
@@ -81,6 +83,7 @@ impl Routes for Pods {
             }
             Answer::Status(code) => Response::status(code),
             Answer::Refusal(code, message) => Response::refusal(code, message),
+            Answer::Proxy(code, page) => Response::new(code, page),
             Answer::Fault(fault) => {
                 Response { fault: Some(fault), ..Response::new(200, state.list(&request.path)) }
             }

@@ -1,12 +1,16 @@
 //! Mode `delete` where the API server permits or rejects evictions: no refusal leads to a deletion.
 
+use std::thread;
+
+use serde::Deserialize;
 use serde_json::{Value, json};
+use testkit::table::rows;
 
 use crate::api::{Answer, Api, NOT_PERMITTED};
 use crate::controller::Controller;
 use crate::node::{Node, running};
-use crate::stranded;
 use crate::until::until;
+use crate::{path, stranded};
 
 const WEBHOOK: &str = r#"admission webhook "pods.example.com" denied the request: pods "web-1" is forbidden: User "a" cannot create resource "pods/eviction""#;
 /// The chart's own policy, for a pod that is now on another node.
@@ -40,6 +44,79 @@ fn a_pod_whose_eviction_is_refused_is_reported_once_and_never_deleted() {
         assert_eq!(controller.metric("pods_skipped_total"), 2);
         assert_eq!(controller.metric("pods_deleted_total"), 0);
     }
+}
+
+/// A row of `evictions.yaml`: a response to an eviction, and what the controller does then.
+#[derive(Deserialize)]
+struct Row {
+    code: u16,
+    reason: Option<String>,
+    message: String,
+    then: String,
+}
+
+impl Row {
+    fn answer(&self) -> Answer {
+        // The fake API server keeps the text until the process ends.
+        let message = self.message.clone().leak();
+        if self.code == 404 && self.reason.is_none() {
+            return Answer::Proxy(self.code, message);
+        }
+        Answer::Refusal(self.code, message)
+    }
+}
+
+#[test]
+fn each_response_of_the_eviction_api_has_its_consequence() {
+    let rows: Vec<_> = rows::<Row>(include_str!("../../repair/act/evictions.yaml")).collect();
+    for rows in rows.chunks(8) {
+        thread::scope(|scope| {
+            for (name, row) in rows {
+                scope.spawn(move || assert_consequence(name, row));
+            }
+        });
+    }
+}
+
+fn assert_consequence(name: &str, row: &Row) {
+    let (api, controller) = Controller::watched();
+    api.state().evict = row.answer();
+    api.modify(&stranded("web-1"));
+    let reported = |controller: &Controller| {
+        let metrics = ["pods_deleted_total", "pods_skipped_total", "pods_delete_errors_total"];
+        metrics.map(|metric| controller.metric(metric))
+    };
+    match row.then.as_str() {
+        "nothing" => {
+            until(name, || !api.evictions().is_empty());
+            // The queue keeps its order: when the next pod is deleted, the first is finished.
+            api.state().evict = Answer::Status(201);
+            api.modify(&stranded("web-2"));
+            controller.until_metric_is("events_publish_latency_seconds_count", 1);
+            assert_eq!(reported(&controller), [1, 0, 0], "{name}");
+            assert_eq!(api.events()[0]["regarding"]["name"], "web-2", "{name}");
+            assert_eq!(api.evictions().len(), 2, "{name}");
+        }
+        "report" => {
+            controller.until_metric_is("events_publish_latency_seconds_count", 1);
+            assert_eq!(reported(&controller), [0, 1, 0], "{name}");
+            assert_eq!(api.events()[0]["action"], "Skipping", "{name}");
+        }
+        "retry" => {
+            controller.until_metric_reaches("pods_delete_errors_total", 1);
+            assert!(api.events().is_empty(), "{name}");
+            api.state().evict = Answer::Status(201);
+            controller.until_metric_is("events_publish_latency_seconds_count", 1);
+            assert_eq!(reported(&controller)[..2], [1, 0], "{name}");
+        }
+        "delete" => {
+            controller.until_metric_is("events_publish_latency_seconds_count", 1);
+            assert_eq!(reported(&controller), [1, 0, 0], "{name}");
+        }
+        other => panic!("{name}: {other}"),
+    }
+    let deleted = if row.then == "delete" { vec![path("web-1")] } else { Vec::new() };
+    assert_eq!(api.deleted(), deleted, "{name}");
 }
 
 #[test]

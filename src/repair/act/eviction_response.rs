@@ -1,0 +1,117 @@
+//! What a failed eviction says about the pod, by the API server's response. Pure.
+//!
+//! `evictions.yaml` lists the responses, with their places in the API server's source.
+
+use crate::kube::{Error, NOT_FOUND};
+
+/// Part of the message when a disruption budget rejects an eviction. The status code alone is
+/// ambiguous: an overloaded API server sends 429, too.
+const DISRUPTION_BUDGET: &str = "disruption budget";
+
+/// Part of the message, with status 500, if several disruption budgets select the pod.
+const SEVERAL_BUDGETS: &str = "more than one PodDisruptionBudget";
+
+/// Name of disruption budgets in messages about these objects, with status 404 or 409.
+const BUDGETS: &str = "poddisruptionbudget";
+
+/// Start of the message when an admission webhook rejects a request, with any status code that the
+/// webhook chooses.
+const WEBHOOK: &str = "admission webhook ";
+
+/// Part of the message when an admission policy rejects a request, with one of several status codes,
+/// 401 among them.
+const ADMISSION_POLICY: &str = "ValidatingAdmissionPolicy '";
+
+/// What follows `pods "NAME" is forbidden: ` if the account has no permission, whatever the
+/// cluster's authorizer.
+const NO_PERMISSION: &str = "User ";
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum EvictionResponse {
+    /// The pod was deleted before.
+    Gone,
+    /// The pod has another resourceVersion, or is another pod of this name.
+    Changed,
+    /// The account may not create evictions.
+    NoPermission,
+    /// A disruption budget, admission or the API server itself rejects the eviction, for this
+    /// reason. Only a person, or time, changes that.
+    Refused(String),
+    /// The response says nothing about the pod, such as that of an overloaded API server. Or there
+    /// was none.
+    Failed,
+}
+
+pub fn eviction_response(error: &Error) -> EvictionResponse {
+    let Error::Status { code, message, .. } = error else { return EvictionResponse::Failed };
+    if message.contains(SEVERAL_BUDGETS) {
+        let remedy = "leave one PodDisruptionBudget that selects the pod";
+        return EvictionResponse::Refused(format!("{}; {remedy}", message.trim_end_matches('.')));
+    }
+    let is_of_admission = message.starts_with(WEBHOOK) || message.contains(ADMISSION_POLICY);
+    if is_of_admission || message.contains(DISRUPTION_BUDGET) {
+        return EvictionResponse::Refused(message.clone());
+    }
+    // The API server reads and writes the budget, which other clients change and delete.
+    let is_about_budget = message.contains(BUDGETS);
+    match code {
+        404 if error.is_status(404, NOT_FOUND) && !is_about_budget => EvictionResponse::Gone,
+        409 if !is_about_budget => EvictionResponse::Changed,
+        403 if lacks_permission(message) => EvictionResponse::NoPermission,
+        // A 404 without a reason comes from a proxy in front of the API server.
+        401 | 404 | 408 | 409 | 429 => EvictionResponse::Failed,
+        400..=499 => EvictionResponse::Refused(message.clone()),
+        _ => EvictionResponse::Failed,
+    }
+}
+
+fn lacks_permission(message: &str) -> bool {
+    match message.strip_prefix("pods \"").and_then(|rest| rest.split_once("\" is forbidden: ")) {
+        Some((_, why)) => why.starts_with(NO_PERMISSION),
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use testkit::table::rows;
+
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Row {
+        code: u16,
+        reason: Option<String>,
+        message: String,
+        then: String,
+    }
+
+    #[test]
+    fn each_response_of_the_eviction_api_says_what_to_do_next() {
+        for (name, row) in rows::<Row>(include_str!("evictions.yaml")) {
+            let Row { code, reason, message, then } = row;
+            let request = "POST eviction".to_owned();
+            let error = Error::Status {
+                request,
+                code,
+                reason,
+                message: message.clone(),
+                retry_after: None,
+            };
+            let next = match eviction_response(&error) {
+                EvictionResponse::Gone | EvictionResponse::Changed => "nothing",
+                EvictionResponse::NoPermission => "delete",
+                EvictionResponse::Failed => "retry",
+                EvictionResponse::Refused(why) => {
+                    assert!(why.starts_with(message.trim_end_matches('.')), "{name}: {why}");
+                    "report"
+                }
+            };
+            assert_eq!(next, then, "{name}");
+        }
+        let no_response =
+            Error::Decode { request: String::new(), problem: String::new(), is_truncated: true };
+        assert_eq!(eviction_response(&no_response), EvictionResponse::Failed);
+    }
+}
