@@ -5,15 +5,18 @@
 //! From finding a pod to its Event, each of these has a thread of its own:
 //!
 //! - [`watch`] lists and watches the pods, and queues those whose validator failed.
-//! - [`audit`] reads the rules of all running pods, and queues pods that lost rules.
+//! - [`audit`] reads the rules of all running pods, queues pods that lost rules, and reports pods
+//!   whose rules are unknown.
 //! - [`worker`] takes the pods from the [`queue`] and repairs one at a time. [`turn`] decides which
 //!   is next, and why the others wait.
 
 pub mod act;
 pub mod agent_ready;
+pub mod audit;
 pub mod controller_metrics;
 pub mod event_publisher;
 pub mod find;
+pub mod pod_events;
 pub mod queue;
 pub mod restart;
 pub mod settings;
@@ -31,8 +34,8 @@ use crate::kube::Deadlines;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::pod_watch::{self, DEADLINES};
 use act::worker::{self, Worker};
+use audit::Auditor;
 use controller_metrics::Metrics;
-use find::audit::{self, Audit};
 use find::stranded::StrandedPod;
 use find::watch;
 use queue::Queue;
@@ -158,7 +161,7 @@ fn start_watch(connection: Connection, shared: Arc<Shared>) -> Result<(), String
 
 fn start_audits(connection: Connection, shared: Arc<Shared>) -> Result<(), String> {
     let Some(wait) = audit::first_wait(&shared.settings) else { return Ok(()) };
-    spawn("audit", move || Audit::new(connection, shared).run(wait))
+    spawn("audit", move || Auditor::new(connection, shared).run(wait))
 }
 
 fn start_worker(connection: Connection, shared: Arc<Shared>) -> Result<(), String> {

@@ -5,5 +5,4 @@ pub mod delete;
 mod eviction_response;
 pub mod in_place;
 pub mod not_repaired;
-pub mod pod_events;
 pub mod worker;

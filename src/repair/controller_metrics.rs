@@ -41,12 +41,17 @@ metrics! {
          with too many rules"
     audit_errors: Counter = register
         "Failed audits, and pods whose rules an audit could not compare"
+    audit_pods_unknown: Gauge = register
+        "Pods whose redirect rules audits could not read or compare for a minute. The Event with \
+         reason LinkerdCNIRulesUnknown has the cause"
+    audits_failing: Gauge = register
+        "Whether audits have judged no pod for a minute. The log has the cause"
     audit_pods_drifted: Gauge = register
         "Pods of the last audit whose redirect rules, with which they started, are not those of \
          today's values, annotations and plugin"
     audit_repairs_suspended: Gauge = register
-        "Whether the last audit repaired no pods, as more than half of them had missing or changed \
-         redirect rules"
+        "Mode delete: whether the last audit evicted no pods, as more than half of them had missing \
+         or changed redirect rules"
 }
 
 impl Metrics {

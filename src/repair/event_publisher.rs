@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use super::find::stranded::FoundPod;
+use super::pod_events::skip_event;
 use super::{CONTROLLER, Shared};
 use crate::kube;
 use crate::kube::connection::{self, Connection};
@@ -16,6 +18,16 @@ enum PublishError {
 }
 
 impl Shared {
+    /// Counts and logs why a pod is left unchanged for now, and publishes an Event with the same
+    /// text.
+    pub fn publish_skip(&self, connection: &mut Connection, pod: &FoundPod, why: &str) {
+        self.metrics.pods_skipped.inc();
+        let FoundPod { namespace, name, found_by, .. } = pod;
+        let event = skip_event(*found_by, why);
+        tracing::warn!(namespace, name, "{}", event.note);
+        self.publish_event(connection, Regarding::from(pod), &event);
+    }
+
     /// Publishes an Event. A failure is only counted and logged.
     pub fn publish_event(
         &self,

@@ -1,9 +1,7 @@
-//! Finds pods without redirect rules: by their failed validators, or by an audit of the rules.
+//! Finds pods whose validators failed, and reads the rules in the network namespaces of pods.
 
-pub mod audit;
 pub mod inspect;
 pub mod netns_lookup;
 pub mod plugin_config;
 pub mod stranded;
-pub mod suspension;
 pub mod watch;

@@ -123,10 +123,9 @@ impl Queue {
         self.lock().turns.record_agent(is_ready, Instant::now())
     }
 
-    /// Suspends the repairs of pods that audits found, or lets them continue. Returns whether they
-    /// were suspended before.
-    pub fn suspend_audit_repairs(&self, is_suspended: bool) -> bool {
-        self.lock().turns.suspend_audit_repairs(is_suspended)
+    /// Suspends the repairs of pods that audits found, or lets them continue.
+    pub fn suspend_audit_repairs(&self, is_suspended: bool) {
+        self.lock().turns.suspend_audit_repairs(is_suspended);
     }
 
     /// Returns how long a pod that needs a repair is held because of an earlier repair, if it is.
@@ -157,16 +156,21 @@ impl Queue {
         }
     }
 
-    /// Records a failed attempt. A pod with a failed validator waits for another attempt, at least
-    /// for `wait`. A pod that an audit found waits for the next audit.
+    /// Records an attempt without a repair. A pod with a failed validator waits for another attempt,
+    /// at least for `wait`. A pod that an audit found waits for the next audit.
     pub fn retry(&self, pod: &StrandedPod, wait: Duration) {
         let mut state = self.lock();
-        if let Some(index) = state.position(pod) {
-            let queued = &mut state.pods[index];
-            queued.attempts.record_failure(Instant::now(), wait);
-            if pod.found.found_by == FoundBy::Validator {
-                queued.is_waiting = true;
-            }
+        if let Some(attempts) = state.queue_again(pod) {
+            attempts.record_attempt(Instant::now(), wait);
+        }
+    }
+
+    /// Like [`Queue::retry`], after a failed request or inspection. Returns whether to report it, see
+    /// [`Attempts::record_failure`]: not if the pod was deleted meanwhile.
+    pub fn retry_after_failure(&self, pod: &StrandedPod) -> bool {
+        match self.lock().queue_again(pod) {
+            Some(attempts) => attempts.record_failure(Instant::now()),
+            None => false,
         }
     }
 
@@ -179,8 +183,8 @@ impl Queue {
         }
     }
 
-    /// Returns whether to report `why` the pod is left unchanged: not again within an hour, and not
-    /// if the pod was deleted meanwhile.
+    /// Returns whether to report `why` the pod is left unchanged, see [`Attempts::is_report_due`]:
+    /// not if the pod was deleted meanwhile.
     pub fn is_report_due(&self, pod: &StrandedPod, why: &str) -> bool {
         match self.lock().attempts(pod) {
             Some(attempts) => attempts.is_report_due(why, Instant::now()),
@@ -204,6 +208,16 @@ impl State {
     fn attempts(&mut self, pod: &StrandedPod) -> Option<&mut Attempts> {
         let index = self.position(pod)?;
         Some(&mut self.pods[index].attempts)
+    }
+
+    /// Lets a pod with a failed validator wait for another attempt. Returns its attempts.
+    fn queue_again(&mut self, pod: &StrandedPod) -> Option<&mut Attempts> {
+        let index = self.position(pod)?;
+        let queued = &mut self.pods[index];
+        if pod.found.found_by == FoundBy::Validator {
+            queued.is_waiting = true;
+        }
+        Some(&mut queued.attempts)
     }
 
     /// Does the work of [`Queue::push`]. A full queue first forgets the pods that do not wait.

@@ -133,10 +133,9 @@ impl Turns {
         !is_ready && !was_paused
     }
 
-    /// Suspends the repairs of pods that audits found, or lets them continue. Returns whether they
-    /// were suspended before.
-    pub fn suspend_audit_repairs(&mut self, is_suspended: bool) -> bool {
-        std::mem::replace(&mut self.are_audit_repairs_suspended, is_suspended)
+    /// Suspends the repairs of pods that audits found, or lets them continue.
+    pub fn suspend_audit_repairs(&mut self, is_suspended: bool) {
+        self.are_audit_repairs_suspended = is_suspended;
     }
 
     /// Records an attempt that may have changed the pod.

@@ -5,11 +5,12 @@ use std::error::Error;
 use super::not_repaired::{self, NotRepaired};
 use crate::config::Config;
 use crate::firewall::RulesState;
+use crate::kube::NOT_FOUND;
 use crate::kube::connection::Connection;
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::Pod;
 use crate::pod::facts::object_facts;
-use crate::repair::find::inspect::{Inspected, Inspector};
+use crate::repair::find::inspect::{Inspected, Inspector, UNREADABLE};
 use crate::repair::find::plugin_config;
 use crate::repair::find::stranded::{FoundBy, StrandedPod};
 use crate::repair::settings::{RepairMode, Settings};
@@ -57,7 +58,7 @@ fn read_again(
     let gone = NotRepaired::Unneeded("Pod is gone or needs no repair");
     let object: Pod = match connection.client()?.get(&found.found.api_path()) {
         Ok(object) => object,
-        Err(error) if error.code() == Some(404) => return Err(gone),
+        Err(error) if error.is_status(404, NOT_FOUND) => return Err(gone),
         Err(error) => return Err(error.into()),
     };
     match StrandedPod::from_object(&object, found.found.found_by) {
@@ -89,6 +90,6 @@ fn inspect(
         (RulesState::Complete | RulesState::Drifted(_), FoundBy::Audit) => {
             Err(NotRepaired::Unneeded("Pod has all its redirect rules"))
         }
-        (RulesState::Unreadable, _) => Err(NotRepaired::impossible(not_repaired::UNREADABLE)),
+        (RulesState::Unreadable, _) => Err(NotRepaired::impossible(UNREADABLE)),
     }
 }

@@ -11,14 +11,11 @@ use crate::repair::find::inspect::InspectError;
 use crate::repair::find::netns_lookup::NetnsUnknown;
 use crate::repair::find::stranded::{AfterDeletion, FoundBy, RepairFacts, StrandedPod};
 use crate::repair::settings::RepairMode;
+use crate::repair::turn::attempts::REPORT_INTERVAL;
 use crate::verdict::{PodView, Verdict, verdict};
 
-/// Time until a pod that no repair helps is checked again.
-const RECHECK: Duration = Duration::from_secs(3600);
-
-pub const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, or too \
-                              many rules, which the repair controller cannot read; delete the pod \
-                              to replace it";
+/// Time until a pod that no repair helps is checked again, and then reported again.
+const RECHECK: Duration = REPORT_INTERVAL;
 
 const UNMANAGED: &str = "the pod has no controller that would replace it, so it is not deleted; \
                              delete it and create it again, or set repairController.mode=in-place \
@@ -192,5 +189,22 @@ mod tests {
         let metrics = Metrics::default();
         assert_eq!(error.count_failure(RepairMode::Delete, &metrics), "Error repairing pod");
         assert_eq!((metrics.repair_errors.get(), metrics.pods_delete_errors.get()), (1, 0));
+    }
+
+    #[test]
+    fn a_pod_that_no_repair_helps_is_checked_again_when_its_next_report_is_due() {
+        let is_static =
+            RepairFacts { after_deletion: AfterDeletion::KeepsRunning, ..RepairFacts::default() };
+        let pod = StrandedPod::default();
+        for (name, reason) in [
+            ("a static pod", check_replacement(&is_static, true).unwrap_err()),
+            ("an unmeshed pod", no_rules(&pod, UNMESHED.to_owned())),
+            ("unreadable rules", NotRepaired::impossible("unreadable")),
+        ] {
+            let NotRepaired::Skipped { retry: Retry::After(wait), .. } = reason else {
+                panic!("{name}: {reason}");
+            };
+            assert_eq!(wait, Duration::from_secs(40 * 60), "{name}");
+        }
     }
 }

@@ -9,14 +9,14 @@ use nix::unistd::Pid;
 
 use super::check::{CheckedPod, check};
 use super::not_repaired::{self, COMPLETE, NotRepaired, Retry};
-use super::pod_events::{REPAIRED_RECENTLY, repair_event, skip_event};
 use super::{delete, in_place};
 use crate::firewall::{RulesState, describe_missing};
 use crate::kube::connection::Connection;
-use crate::kube::event::{EventContent, Regarding};
+use crate::kube::event::Regarding;
 use crate::repair::find::inspect::Inspected;
 use crate::repair::find::netns_lookup::NetnsUnknown;
 use crate::repair::find::stranded::{FoundPod, StrandedPod};
+use crate::repair::pod_events::{REPAIRED_RECENTLY, REPLACE, failing, repair_event};
 use crate::repair::queue::Next;
 use crate::repair::settings::RepairMode;
 use crate::repair::{Shared, agent_ready};
@@ -139,7 +139,7 @@ impl Worker {
         let FoundPod { namespace, name, found_by, .. } = &pod.found;
         tracing::info!(namespace, name, "{line}{missing}");
         let event = repair_event(self.shared.settings.mode, *found_by, missing_rules.len());
-        self.publish(&pod.found, &event);
+        self.shared.publish_event(&mut self.connection, Regarding::from(&pod.found), &event);
     }
 
     /// Records why a pod was not repaired, and decides when to try again.
@@ -154,10 +154,11 @@ impl Worker {
                 }
             }
             NotRepaired::Skipped { why, retry } => {
+                // First the report, so that it is due again once the pod is checked again.
+                self.report_skipped(pod, why);
                 if let Retry::After(wait) = retry {
                     self.shared.queue.retry(pod, *wait);
                 }
-                self.report_skipped(pod, why);
             }
             NotRepaired::NetnsUnknown(NetnsUnknown::MountedLater { at }) => {
                 let net_dir = self.shared.settings.net_dir();
@@ -177,41 +178,34 @@ impl Worker {
             // The runtime may cache the result later. If it caches no results, only a person can
             // repair the pod.
             NotRepaired::NetnsUnknown(NetnsUnknown::NoResult) => {
-                self.record_failure(pod, reason);
-                self.report_skipped(pod, &format!("{reason}; delete the pod to replace it"));
+                self.log_failure(pod, reason);
+                self.shared.queue.retry(pod, Duration::ZERO);
+                self.report_skipped(pod, &format!("{reason}; {REPLACE}"));
             }
             NotRepaired::NetnsUnknown(NetnsUnknown::NoAddress | NetnsUnknown::TooManyAddresses)
             | NotRepaired::Connection(_)
             | NotRepaired::Request(_)
             | NotRepaired::Failed(_) => {
-                self.record_failure(pod, reason);
+                self.log_failure(pod, reason);
+                if self.shared.queue.retry_after_failure(pod) {
+                    self.shared.publish_skip(&mut self.connection, &pod.found, &failing(reason));
+                }
             }
         }
     }
 
-    fn record_failure(&mut self, pod: &StrandedPod, reason: &NotRepaired) {
+    fn log_failure(&self, pod: &StrandedPod, reason: &NotRepaired) {
         let FoundPod { namespace, name, .. } = &pod.found;
         let line = reason.count_failure(self.shared.settings.mode, &self.shared.metrics);
-        self.shared.queue.retry(pod, Duration::ZERO);
         tracing::warn!(err = %reason, namespace, name, "{line}");
     }
 
-    /// Logs why the pod is left unchanged for now, and publishes an Event with the same text. At
-    /// most once an hour for the same reason.
+    /// Reports why the pod is left unchanged for now, unless it was reported for the same reason a
+    /// short time ago.
     fn report_skipped(&mut self, pod: &StrandedPod, why: &str) {
         if self.shared.queue.is_report_due(pod, why) {
-            self.shared.metrics.pods_skipped.inc();
-            let FoundPod { namespace, name, found_by, .. } = &pod.found;
-            let event = skip_event(*found_by, why);
-            tracing::warn!(namespace, name, "{}", event.note);
-            self.publish(&pod.found, &event);
+            self.shared.publish_skip(&mut self.connection, &pod.found, why);
         }
-    }
-
-    fn publish(&mut self, pod: &FoundPod, event: &EventContent) {
-        let regarding =
-            Regarding { kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: &pod.uid };
-        self.shared.publish_event(&mut self.connection, regarding, event);
     }
 }
 

@@ -8,6 +8,7 @@ use super::netns_lookup::{NetnsLookup, NetnsUnknown};
 use super::stranded::StrandedPod;
 use crate::cluster_lookup::complete_facts;
 use crate::cni;
+use crate::cni::args::PodRef;
 use crate::config::Config;
 use crate::firewall::{self, RulesState};
 use crate::kube::Client;
@@ -22,6 +23,11 @@ use crate::verdict::{PodView, Verdict, verdict};
 
 /// Longest time for reading, or installing, the rules of one netns.
 pub const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why rules are unknown that are [`RulesState::Unreadable`].
+pub const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, or too \
+                              many rules, which the repair controller cannot read; delete the pod \
+                              to replace it, and set iptablesMode=auto if it is legacy";
 
 /// Why the rules of a pod are not known.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +59,11 @@ impl Inspector {
         Inspector { config, netns_lookup: NetnsLookup::read(settings), objects }
     }
 
+    /// Returns whether the plugin skips the pod by its name, whatever its containers are.
+    pub fn is_skipped_by_name(&self, pod: &PodRef) -> bool {
+        matches!(verdict(&self.config, pod, PodView::Incomplete), Verdict::Skipped(_))
+    }
+
     /// Compares the pod's rules with those that it started with. Changes nothing. `None`: the
     /// plugin installs no rules for this pod.
     pub fn inspect(
@@ -64,7 +75,7 @@ impl Inspector {
         let Decision::Redirect(known) = facts else { return Ok(None) };
         let name = pod.found.pod_ref();
         // If the pod's name decides, no other object is read.
-        if let Verdict::Skipped(_) = verdict(&self.config, &name, PodView::Incomplete) {
+        if self.is_skipped_by_name(&name) {
             return Ok(None);
         }
         let netns = self.netns_lookup.find(pod)?;

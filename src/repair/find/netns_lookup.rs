@@ -153,6 +153,7 @@ fn non_empty(value: &Value) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::net::Ipv4Addr;
     use std::os::unix::fs::symlink;
 
     use serde::Deserialize;
@@ -174,6 +175,18 @@ mod tests {
         let lookup = NetnsLookup { by_pod: HashMap::new(), started: SystemTime::now() };
         assert!(lookup.mounted_later(&empty).is_some());
         assert_eq!(lookup.mounted_later(&mounted), None);
+    }
+
+    /// A pod's status may have any address, and a netns file may have been replaced.
+    #[test]
+    fn the_netns_of_the_controller_itself_is_never_a_pods() {
+        let own = vec![PathBuf::from("/proc/self/ns/net")];
+        let by_pod = HashMap::from([("u-1".to_owned(), own)]);
+        let lookup = NetnsLookup { by_pod, started: SystemTime::now() };
+        let mut pod = StrandedPod::default();
+        pod.found.uid = "u-1".into();
+        pod.facts.address = Some(Ipv4Addr::LOCALHOST.into());
+        assert!(matches!(lookup.find(&pod), Err(NetnsUnknown::NoResult)));
     }
 
     #[derive(Deserialize)]

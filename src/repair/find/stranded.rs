@@ -91,10 +91,7 @@ impl StrandedPod {
             FoundBy::Validator => is_validator_failed(pod) && (is_injected(pod) || is_meshed(pod)),
             FoundBy::Audit => runs(pod) && is_meshed(pod),
         };
-        let is_exempt = pod.metadata.deletion_timestamp.is_some()
-            || pod.spec.host_network
-            || pod.status.has_ended();
-        if !may_need_repair || is_exempt {
+        if !may_need_repair || is_exempt(pod) {
             return None;
         }
         Some(StrandedPod {
@@ -154,6 +151,17 @@ impl FromPod for StrandedPod {
 
 fn is_injected(pod: &Pod) -> bool {
     pod.metadata.labels.contains_key(INJECTED_LABEL)
+}
+
+/// Whether the pod is terminating or finished, or has no netns of its own.
+fn is_exempt(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some() || pod.spec.host_network || pod.status.has_ended()
+}
+
+/// Whether a meshed pod does not run yet, so that no audit can judge it. After a reboot its netns may
+/// be older than the plugin, and kubelet may skip its validator.
+pub fn is_starting(pod: &Pod) -> bool {
+    is_meshed(pod) && !runs(pod) && !is_exempt(pod)
 }
 
 /// Whether at least one container of the pod runs. The phase of a pod stays `Pending` as long as
@@ -236,6 +244,18 @@ mod tests {
             };
             let is_found = StrandedPod::from_object(&row.pod(), found_by).is_some();
             assert_eq!(is_found, row.expected.is_found, "{name}");
+        }
+    }
+
+    #[derive(Deserialize)]
+    struct Starts {
+        is_starting: bool,
+    }
+
+    #[test]
+    fn a_meshed_pod_that_does_not_run_yet_is_starting() {
+        for (name, row) in rows_of::<Row<Starts>>(TESTS, "starting") {
+            assert_eq!(is_starting(&row.pod()), row.expected.is_starting, "{name}");
         }
     }
 

@@ -16,8 +16,17 @@ pub const EVICTION_RETRY: Duration = Duration::from_secs(60);
 /// kubelet restarts the validator after at most 5 minutes, and then it succeeds.
 const COMPLETE_HOLD: Duration = Duration::from_secs(600);
 
-/// Time between two reports of a pod that is left unchanged.
-const REPORT_INTERVAL: Duration = Duration::from_secs(3600);
+/// Time between two reports of a pod that is left unchanged. Shorter than the hour after which the
+/// API server deletes an Event (`--event-ttl`): `linkerd cni check` and `linkerd cni bypass` read
+/// the Events, and would report nothing in between.
+pub const REPORT_INTERVAL: Duration = Duration::from_secs(2400);
+
+/// Time for which the repair of a pod may fail without a report. Most failures, such as a restart of
+/// the API server, are over by then.
+pub const FAILURE_GRACE: Duration = Duration::from_secs(60);
+
+/// What [`Attempts`] remembers of a report that the repair fails.
+const REPAIR_FAILS: &str = "the repair fails";
 
 /// Earlier attempts to repair one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +34,8 @@ pub struct Attempts {
     not_before: Instant,
     /// Number of attempts since the last repair.
     failures: u32,
+    /// The first failed request or inspection since the last repair. A skipped pod has none.
+    failing_since: Option<Instant>,
     /// The last report of why the pod was left unchanged.
     last_report: Option<Report>,
     /// Whether the pod had all its rules, although its validator had failed.
@@ -40,7 +51,13 @@ struct Report {
 impl Attempts {
     /// Returns the state of a pod that was found at `now`, and may be repaired at once.
     pub fn none(now: Instant) -> Self {
-        Attempts { not_before: now, failures: 0, last_report: None, had_all_rules: false }
+        Attempts {
+            not_before: now,
+            failures: 0,
+            failing_since: None,
+            last_report: None,
+            had_all_rules: false,
+        }
     }
 
     /// Returns how long the pod has to wait from `now` on.
@@ -48,14 +65,24 @@ impl Attempts {
         self.not_before.saturating_duration_since(now)
     }
 
-    /// Records a failed attempt. The pod waits at least for `wait`, and longer after each failure.
-    pub fn record_failure(&mut self, now: Instant, wait: Duration) {
+    /// Records an attempt without a repair. The pod waits at least for `wait`, and longer after each
+    /// such attempt.
+    pub fn record_attempt(&mut self, now: Instant, wait: Duration) {
         self.not_before = now + wait.max(delay(RETRIES, self.failures));
         self.failures += 1;
     }
 
+    /// Records a failed request or inspection. Returns whether to report it: once failures have
+    /// lasted for [`FAILURE_GRACE`], and again after [`REPORT_INTERVAL`], whatever their texts.
+    pub fn record_failure(&mut self, now: Instant) -> bool {
+        self.record_attempt(now, Duration::ZERO);
+        let since = *self.failing_since.get_or_insert(now);
+        now >= since + FAILURE_GRACE && self.is_report_due(REPAIR_FAILS, now)
+    }
+
     pub fn record_repair(&mut self) {
         self.failures = 0;
+        self.failing_since = None;
         self.had_all_rules = false;
     }
 
@@ -71,6 +98,7 @@ impl Attempts {
     /// spite of the rules.
     pub fn record_complete(&mut self, now: Instant) -> bool {
         let was_complete = self.had_all_rules && now < self.not_before + COMPLETE_HOLD;
+        self.failing_since = None;
         self.had_all_rules = true;
         self.not_before = now + COMPLETE_HOLD;
         was_complete
@@ -111,28 +139,66 @@ mod tests {
             ("a rejection with a wait of its own", 60, 60, 60),
             ("fifth failure", 0, 48, 80),
         ] {
-            attempts.record_failure(now, Duration::from_secs(wait));
+            attempts.record_attempt(now, Duration::from_secs(wait));
             let seconds = attempts.wait(now).as_secs_f64();
             assert!((shortest.into()..=longest.into()).contains(&seconds), "{name}: {seconds}");
         }
         attempts.record_repair();
-        attempts.record_failure(now, Duration::ZERO);
+        attempts.record_attempt(now, Duration::ZERO);
         assert!(attempts.wait(now) <= RETRIES[0], "a repair forgets the failures");
     }
 
     #[test]
-    fn a_new_reason_is_reported_at_once_and_repeated_hourly() {
+    fn a_new_reason_is_reported_at_once_and_repeated_before_its_event_expires() {
         let begin = Instant::now();
         let mut attempts = Attempts::none(begin);
         for (name, why, at, is_due) in [
             ("a first reason", "a", 0, true),
-            ("the same within an hour", "a", 30, false),
-            ("the same after an hour", "a", 60, true),
-            ("the same within the next hour", "a", 90, false),
-            ("another reason", "b", 91, true),
+            ("the same soon after", "a", 39, false),
+            ("the same before the Event expires", "a", 40, true),
+            ("the same soon after the second report", "a", 79, false),
+            ("another reason", "b", 79, true),
         ] {
             assert_eq!(attempts.is_report_due(why, begin + minutes(at)), is_due, "{name}");
         }
+    }
+
+    #[test]
+    fn failures_are_reported_after_a_minute_and_then_as_often_as_other_reasons() {
+        let begin = Instant::now();
+        let mut attempts = Attempts::none(begin);
+        for (name, seconds, is_due) in [
+            ("first failure", 0, false),
+            ("within the minute", 59, false),
+            ("after a minute", 60, true),
+            ("soon after the report", 120, false),
+            ("before the Event expires", 60 + 2400, true),
+        ] {
+            let now = begin + Duration::from_secs(seconds);
+            assert_eq!(attempts.record_failure(now), is_due, "{name}");
+        }
+        attempts.record_repair();
+        let later = begin + minutes(600);
+        assert!(!attempts.record_failure(later), "the first failure after a repair");
+        assert!(!attempts.record_complete(later));
+        assert!(!attempts.record_failure(later + minutes(2)), "the first since it had its rules");
+    }
+
+    #[test]
+    fn a_refused_eviction_is_not_tried_again_within_a_minute() {
+        let now = Instant::now();
+        let mut attempts = Attempts::none(now);
+        attempts.record_attempt(now, EVICTION_RETRY);
+        assert_eq!(attempts.wait(now + Duration::from_secs(59)), Duration::from_secs(1));
+        assert_eq!(attempts.wait(now + minutes(1)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_skipped_pod_does_not_count_as_failing() {
+        let begin = Instant::now();
+        let mut attempts = Attempts::none(begin);
+        attempts.record_attempt(begin, EVICTION_RETRY);
+        assert!(!attempts.record_failure(begin + minutes(5)), "its first failure");
     }
 
     #[test]
@@ -148,10 +214,10 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_only_reported_waits_for_an_hour() {
+    fn a_pod_that_is_only_reported_waits_for_its_next_report() {
         let begin = Instant::now();
         let mut attempts = Attempts::none(begin);
         attempts.record_report_only(begin);
-        assert_eq!(attempts.wait(begin + minutes(59)), minutes(1));
+        assert_eq!(attempts.wait(begin + minutes(39)), minutes(1));
     }
 }

@@ -85,14 +85,14 @@ fn a_pod_waits_for_the_longest_of_all_reasons() {
         ),
         (
             "not before a time, after a failed attempt",
-            |_, attempts, now| attempts.record_failure(now, MINUTE),
+            |_, attempts, now| attempts.record_attempt(now, MINUTE),
             Turn::Wait(EarlierAttempt, MINUTE),
             Turn::Wait(EarlierAttempt, MINUTE),
         ),
         (
             "that time is longer than the wait for the budget",
             |turns, attempts, now| {
-                attempts.record_failure(now, 2 * MINUTE);
+                attempts.record_attempt(now, 2 * MINUTE);
                 turns.spend_budget("web", now);
             },
             Turn::Wait(EarlierAttempt, 2 * MINUTE),
@@ -101,7 +101,7 @@ fn a_pod_waits_for_the_longest_of_all_reasons() {
         (
             "that time is shorter than the wait for the budget, and the agent is not ready",
             |turns, attempts, now| {
-                attempts.record_failure(now - MINUTE, MINUTE + SECOND);
+                attempts.record_attempt(now - MINUTE, MINUTE + SECOND);
                 turns.spend_budget("web", now);
                 turns.record_agent(false, now);
             },
@@ -112,7 +112,7 @@ fn a_pod_waits_for_the_longest_of_all_reasons() {
             "the audit suspended its repairs",
             |turns, attempts, now| {
                 turns.record_agent(true, now);
-                attempts.record_failure(now, MINUTE);
+                attempts.record_attempt(now, MINUTE);
                 turns.suspend_audit_repairs(true);
             },
             Turn::Wait(EarlierAttempt, MINUTE),

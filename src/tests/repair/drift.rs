@@ -2,8 +2,6 @@
 //! back if they lose one. Needs root.
 
 use std::fs;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use linkerd2_cni::redirect::backend_order::Backend;
@@ -14,10 +12,7 @@ use serde_json::{Value, json};
 
 use crate::api::Answer;
 use crate::controller::Controller;
-use crate::modes::agent;
-use crate::namespaces::{Namespaces, POD};
-use crate::node::{Node, add, add_in, entry, meshed, redirect, running, waiting};
-use crate::stranded;
+use crate::node::{Node, add, entry, meshed, redirect, running, waiting};
 use crate::until::until;
 
 /// The plugin entry after an upgrade to other values.
@@ -29,7 +24,7 @@ fn upgraded() -> Value {
 }
 
 /// The Events on the node.
-fn node_events(node: &Node) -> Vec<Value> {
+pub fn node_events(node: &Node) -> Vec<Value> {
     let mut events = node.events();
     events.retain(|event| event["regarding"]["kind"] == "Node");
     events
@@ -281,78 +276,4 @@ fn a_pod_with_long_port_lists_is_compared_only_with_its_own_values() {
     node.api.state().requests.clear();
     let controller = node.auditing(&[]);
     assert_drifted(&node, &controller, &before, "a digest");
-}
-
-/// Adds a pod with a netns of its own, which has rules if `is_whole`.
-fn with_pod(node: &Node, namespace: &str, name: &str, is_whole: bool) -> Namespaces {
-    let object = json!({"metadata": {"name": namespace}});
-    let path = format!("/api/v1/namespaces/{namespace}");
-    node.api.state().answers.entry(path).or_insert((200, object.to_string()));
-    let namespaces = Namespaces::new();
-    node.name_netns(&namespaces, name);
-    node.cache_result_of(&format!("uid-of-{name}"), name);
-    if is_whole {
-        add_in(&namespaces.path(), "native", "9999");
-    }
-    let mut pod = running();
-    pod["metadata"] = stranded(name)["metadata"].clone();
-    pod["metadata"]["namespace"] = json!(namespace);
-    pod["status"]["podIPs"] = json!([{"ip": POD[0]}]);
-    node.api.knows(&pod);
-    node.api.state().pods.push(pod);
-    namespaces
-}
-
-#[test]
-fn an_audit_repairs_nothing_if_most_pods_are_damaged() {
-    let node = Node::new();
-    node.api.state().evict = Answer::Status(201);
-    let damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "emojivoto", name, false));
-    let _whole = ["web-4", "web-5"].map(|name| with_pod(&node, "emojivoto", name, true));
-    let controller = node.auditing(&["--mode=delete"]);
-    controller.until_metric_reaches("audits_total", 3);
-    assert!(node.changes().is_empty(), "{:?}", node.changes());
-    assert_eq!(controller.metric("audit_repairs_suspended"), 1);
-    assert_eq!(controller.metric("pods_deleted_total"), 0);
-    assert!(controller.metric("audit_pods_incomplete_total") >= 9);
-    until("the Event", || !node_events(&node).is_empty());
-    let events = node.events();
-    assert_eq!(events.len(), 1, "{events:#?}");
-    assert_eq!(events[0]["reason"], "LinkerdCNIRepairsSuspended");
-    assert_eq!(events[0]["type"], "Warning");
-
-    add_in(&damaged[0].path(), "native", "9999");
-    controller.until_metric_reaches("pods_deleted_total", 2);
-    until("repairs resume", || controller.metric("audit_repairs_suspended") == 0);
-}
-
-#[test]
-fn damaged_pods_of_one_of_several_namespaces_do_not_suspend_repairs() {
-    let node = Node::new();
-    let _damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "tenant", name, false));
-    let _whole = with_pod(&node, "emojivoto", "web-4", true);
-    let controller = node.auditing(&[]);
-    controller.until_metric_is("pods_repaired_total", 3);
-    assert_eq!(controller.metric("audit_repairs_suspended"), 0);
-}
-
-#[test]
-fn suspended_repairs_include_pods_that_were_queued_before() {
-    let node = Node::new();
-    node.api.state().evict = Answer::Status(201);
-    let ready = Arc::default();
-    let address = agent(&ready);
-    let _few = ["web-1", "web-2"].map(|name| with_pod(&node, "emojivoto", name, false));
-    let controller =
-        node.controller(&["--audit-seconds=1", "--mode=delete", "--agent-addr", &address]);
-    controller.until_logged("Repairs are paused: the agent at ");
-    let damaged = with_pod(&node, "emojivoto", "web-3", false);
-    until("repairs are suspended", || controller.metric("audit_repairs_suspended") == 1);
-    ready.store(true, Ordering::Relaxed);
-    let audits = controller.metric("audits_total");
-    controller.until_metric_reaches("audits_total", audits + 3);
-    assert!(node.changes().is_empty(), "{:?}", node.changes());
-
-    add_in(&damaged.path(), "native", "9999");
-    controller.until_metric_reaches("pods_deleted_total", 2);
 }

@@ -4,6 +4,7 @@
 
 mod api;
 mod audits;
+mod brake;
 mod controller;
 mod deletions;
 mod drift;
@@ -14,6 +15,7 @@ mod node;
 mod process;
 mod refusals;
 mod skipped_pods;
+mod unknown;
 
 use serde_json::{Value, json};
 use testkit::chart::yaml;

@@ -1,8 +1,35 @@
 //! The Events that report to operators what happened to a pod. Pure.
 
-use crate::kube::event::{EventContent, EventType};
-use crate::repair::find::stranded::FoundBy;
+use std::fmt::Display;
+
+use crate::kube::event::{EventContent, EventType, Regarding};
+use crate::repair::find::stranded::{FoundBy, FoundPod};
 use crate::repair::settings::RepairMode;
+
+/// Reason of Events on a pod whose validator failed.
+pub const NOT_CONFIGURED: &str = "LinkerdCNINotConfigured";
+
+/// Reason of Events on a running pod that lacks rules: type Warning, until an Event of type Normal
+/// says that it has them.
+pub const RULES_MISSING: &str = "LinkerdCNIRulesMissing";
+
+/// Reason of Events on a running pod whose rules are unknown, and on a node whose pods cannot be
+/// audited: type Warning, until an Event of type Normal on the same object.
+pub const RULES_UNKNOWN: &str = "LinkerdCNIRulesUnknown";
+
+/// Reason of Events on a node of which audits evict no pod: type Warning, until an Event of type
+/// Normal.
+pub const REPAIRS_SUSPENDED: &str = "LinkerdCNIRepairsSuspended";
+
+/// Action of Events on what is left unchanged for now.
+pub const SKIPPING: &str = "Skipping";
+
+pub const REPLACE: &str = "delete the pod to replace it";
+
+/// Why a pod is left unchanged that audits do not repair, since most pods of its node are damaged.
+pub const HELD_BACK: &str = "it lacks redirect rules, and so do most audited pods of this node, so \
+                             audits evict none of them; check that the CNI plugin works on this \
+                             node, then delete the pod to replace it";
 
 pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of this pod or \
                                      of its owner's last pod; check that the CNI plugin works on \
@@ -41,15 +68,50 @@ pub fn skip_event(found_by: FoundBy, why: &str) -> EventContent {
     EventContent {
         kind: EventType::Warning,
         reason: event_reason(found_by),
-        action: "Skipping",
+        action: SKIPPING,
         note,
+    }
+}
+
+/// Returns the Event on a running pod whose rules an audit cannot read, or compare.
+pub fn unknown_event(why: &str) -> EventContent {
+    EventContent {
+        kind: EventType::Warning,
+        reason: RULES_UNKNOWN,
+        action: SKIPPING,
+        note: format!("Pod skipped for now: its redirect rules are unknown: {why}"),
+    }
+}
+
+/// Returns the Event that ends the one of [`unknown_event`].
+pub fn known_event() -> EventContent {
+    ending_event(RULES_UNKNOWN, "The pod's redirect rules are known again")
+}
+
+/// Returns the Event that ends the ones that the pod lacks rules.
+pub fn complete_event() -> EventContent {
+    ending_event(RULES_MISSING, "The pod has all its redirect rules")
+}
+
+fn ending_event(reason: &'static str, note: &str) -> EventContent {
+    EventContent { kind: EventType::Normal, reason, action: "Auditing", note: note.to_owned() }
+}
+
+/// Says that the repair of a pod keeps failing, although it is tried again.
+pub fn failing(error: &impl Display) -> String {
+    format!("its repair has failed for more than a minute, and is tried again: {error}")
+}
+
+impl<'a> From<&'a FoundPod> for Regarding<'a> {
+    fn from(pod: &'a FoundPod) -> Self {
+        Regarding { kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: &pod.uid }
     }
 }
 
 fn event_reason(found_by: FoundBy) -> &'static str {
     match found_by {
-        FoundBy::Validator => "LinkerdCNINotConfigured",
-        FoundBy::Audit => "LinkerdCNIRulesMissing",
+        FoundBy::Validator => NOT_CONFIGURED,
+        FoundBy::Audit => RULES_MISSING,
     }
 }
 

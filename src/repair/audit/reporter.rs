@@ -1,0 +1,220 @@
+//! Counts and reports what an audit found, and queues the damaged pods. The worker repairs them.
+//!
+//! Pods whose rules are not those of today's values (drift) are only counted.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::findings::{Findings, PodError};
+use super::pod_reports::{PodReports, ReportTimes};
+use super::suspension::{MostlyDamaged, suspension};
+use crate::kube::connection::Connection;
+use crate::kube::event::{EventContent, EventType, Regarding};
+use crate::kube::pod_list::MAX_PODS;
+use crate::repair::Shared;
+use crate::repair::find::stranded::FoundPod;
+use crate::repair::pod_events::{
+    HELD_BACK, REPAIRS_SUSPENDED, RULES_UNKNOWN, complete_event, known_event, unknown_event,
+};
+use crate::repair::turn::attempts::FAILURE_GRACE;
+
+pub struct AuditReporter {
+    shared: Arc<Shared>,
+    /// Whether the last audit found pods with drift.
+    had_drift: bool,
+    /// Pods whose rules are unknown.
+    unknown: PodReports,
+    /// Damaged pods that are not evicted while evictions are suspended.
+    held_back: PodReports,
+    suspended: Option<ReportTimes>,
+    /// Audits that judged no pod at all.
+    failing: Option<ReportTimes>,
+}
+
+impl AuditReporter {
+    pub fn new(shared: Arc<Shared>) -> Self {
+        AuditReporter {
+            shared,
+            had_drift: false,
+            unknown: PodReports::after(FAILURE_GRACE),
+            held_back: PodReports::after(Duration::ZERO),
+            suspended: None,
+            failing: None,
+        }
+    }
+
+    /// Counts and reports the findings, and queues the damaged pods unless they are too many.
+    pub fn conclude(&mut self, connection: &mut Connection, findings: &Findings, now: Instant) {
+        let suspension = suspension(self.shared.settings.mode, findings);
+        // Evictions are suspended before the findings are reported: meanwhile the worker would evict
+        // pods of earlier audits.
+        self.shared.queue.suspend_audit_repairs(suspension.is_some());
+        if suspension.is_none() {
+            for pod in &findings.damaged {
+                self.shared.enqueue(pod.clone());
+            }
+        }
+        log_gaps(findings);
+        self.count(findings);
+        self.end_failure(connection);
+        self.end_pod_reports(connection, findings);
+        self.report_unknown(connection, findings, now);
+        self.report_drift(connection, findings.drifted);
+        self.report_suspension(connection, suspension, now);
+        if suspension.is_some() {
+            self.report_held_back(connection, findings, now);
+        } else {
+            self.held_back = PodReports::after(Duration::ZERO);
+        }
+        if findings.not_shown > 0 {
+            tracing::info!(
+                "{} pods are not audited before a restart: their network namespaces were mounted \
+                 after this container had started",
+                findings.not_shown
+            );
+            self.shared.queue.request_restart();
+        }
+        let metrics = &self.shared.metrics;
+        metrics.audit_repairs_suspended.set(suspension.is_some().into());
+        metrics.audits.inc();
+    }
+
+    /// Counts and logs that an audit judged no pod. Once that lasts, publishes an Event on the node.
+    pub fn record_failure(&mut self, connection: &mut Connection, error: &str, now: Instant) {
+        tracing::warn!(err = %error, "Cannot audit the pods of this node");
+        let metrics = &self.shared.metrics;
+        metrics.audit_errors.inc();
+        let times = self.failing.get_or_insert_with(|| ReportTimes::begin(now));
+        metrics.audits_failing.set(times.is_older_than(FAILURE_GRACE, now).into());
+        if times.record(FAILURE_GRACE, now) {
+            let note = format!(
+                "Cannot audit the pods of this node, so their redirect rules are unknown: {error}"
+            );
+            self.publish(connection, EventType::Warning, RULES_UNKNOWN, note);
+        }
+    }
+
+    fn count(&self, findings: &Findings) {
+        let metrics = &self.shared.metrics;
+        metrics.audit_errors.inc_by((findings.errors.len() + findings.not_listed) as u64);
+        metrics.audit_pods_complete.inc_by(findings.complete.len() as u64);
+        metrics.audit_pods_incomplete.inc_by(findings.damaged.len() as u64);
+        metrics.audit_pods_unreadable.inc_by(findings.unreadable.len() as u64);
+        metrics.audit_pods_drifted.set(findings.drifted as i64);
+    }
+
+    /// Ends the Event on the node that audits fail.
+    fn end_failure(&mut self, connection: &mut Connection) {
+        self.shared.metrics.audits_failing.set(0);
+        if let Some(times) = self.failing.take()
+            && times.is_reported()
+        {
+            let note = "The pods of this node are audited again".to_owned();
+            self.publish(connection, EventType::Normal, RULES_UNKNOWN, note);
+        }
+    }
+
+    /// Ends the Events on pods that were unknown and are judged now, and on pods that were held back
+    /// and have their rules now. The Events of a repair end those on other damaged pods.
+    fn end_pod_reports(&self, connection: &mut Connection, findings: &Findings) {
+        for pod in self.unknown.ended(findings.judged()) {
+            self.shared.publish_event(connection, Regarding::from(pod), &known_event());
+        }
+        for pod in self.held_back.ended(findings.complete.iter()) {
+            self.shared.publish_event(connection, Regarding::from(pod), &complete_event());
+        }
+    }
+
+    /// Publishes an Event on each pod whose rules are unknown for long, and counts these pods.
+    fn report_unknown(&mut self, connection: &mut Connection, findings: &Findings, now: Instant) {
+        for (pod, why) in self.unknown.record(findings.unknown(), now) {
+            let FoundPod { namespace, name, .. } = pod;
+            let event = unknown_event(why);
+            tracing::warn!(namespace, name, "{}", event.note);
+            self.shared.publish_event(connection, Regarding::from(pod), &event);
+        }
+        let unknown = self.unknown.lasting(now) + findings.not_listed;
+        self.shared.metrics.audit_pods_unknown.set(unknown as i64);
+    }
+
+    /// Publishes an Event on each damaged pod that is not evicted.
+    fn report_held_back(&mut self, connection: &mut Connection, findings: &Findings, now: Instant) {
+        let damaged = findings.damaged.iter().map(|pod| (&pod.found, HELD_BACK));
+        for (pod, why) in self.held_back.record(damaged, now) {
+            self.shared.publish_skip(connection, pod, why);
+        }
+    }
+
+    /// Reports drift, unless the last audit found drift, too.
+    fn report_drift(&mut self, connection: &mut Connection, drifted: usize) {
+        if drifted > 0 && !self.had_drift {
+            let note = format!(
+                "{drifted} running pods have redirect rules of other chart values or annotations \
+                 than today's, or of an earlier version of the plugin, and keep them; to apply \
+                 today's, restart the pods"
+            );
+            tracing::info!("{note}");
+            self.publish(connection, EventType::Normal, "LinkerdCNIRulesDrifted", note);
+        }
+        self.had_drift = drifted > 0;
+    }
+
+    /// Logs that evictions are suspended, and publishes an Event on the node.
+    fn report_suspension(
+        &mut self,
+        connection: &mut Connection,
+        suspension: Option<MostlyDamaged>,
+        now: Instant,
+    ) {
+        let Some(MostlyDamaged { damaged, compared }) = suspension else {
+            if self.suspended.take().is_some() {
+                let note = "Audits evict damaged pods of this node again".to_owned();
+                self.publish(connection, EventType::Normal, REPAIRS_SUSPENDED, note);
+            }
+            return;
+        };
+        let note = format!(
+            "{damaged} of {compared} audited pods have missing or changed redirect rules; the \
+             audit repairs none while these are more than half; check that the CNI plugin works on \
+             this node, then restart the pods, each of which has an Event"
+        );
+        tracing::warn!("{note}");
+        let times = self.suspended.get_or_insert_with(|| ReportTimes::begin(now));
+        if times.record(Duration::ZERO, now) {
+            self.publish(connection, EventType::Warning, REPAIRS_SUSPENDED, note);
+        }
+    }
+
+    /// Publishes an Event on the node.
+    fn publish(
+        &self,
+        connection: &mut Connection,
+        kind: EventType,
+        reason: &'static str,
+        note: String,
+    ) {
+        let content = EventContent { kind, reason, action: "Reporting", note };
+        let node = Regarding::node(&self.shared.settings.node);
+        self.shared.publish_event(connection, node, &content);
+    }
+}
+
+/// Logs which pods could not be audited. Logs errors once for each audit, not for each pod: an
+/// invalid setting affects every pod.
+fn log_gaps(findings: &Findings) {
+    if let Some(PodError { pod: FoundPod { namespace, name, .. }, why }) = findings.errors.first() {
+        let (err, pods) = (format!("{namespace}/{name}: {why}"), findings.errors.len());
+        tracing::warn!(err, "Cannot audit {pods} pods; err is the first error");
+    }
+    if findings.not_listed > 0 {
+        let pods = findings.not_listed;
+        tracing::warn!("Cannot audit {pods} pods: the list has more than {MAX_PODS} pods");
+    }
+    if !findings.unreadable.is_empty() {
+        tracing::warn!(
+            "Skipped {} pods in the audit: their network namespaces have a table of \
+             iptables-legacy, or too many rules, which the repair controller cannot read",
+            findings.unreadable.len()
+        );
+    }
+}
