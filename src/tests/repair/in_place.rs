@@ -116,6 +116,50 @@ fn the_mirror_pod_of_a_static_pod_is_repaired_in_place() {
 }
 
 #[test]
+fn a_pod_is_found_by_its_name_if_the_runtime_passes_no_uid() {
+    let node = Node::new();
+    node.cache_result_by_name("emojivoto", "web-1");
+    node.knows(&waiting());
+    let controller = node.controller(&[]);
+    controller.until_metric_is("pods_repaired_total", 1);
+    assert!(node.ruleset().contains("redirect to :4140"));
+}
+
+/// Adds rules of another program, until the controller cannot read one more: the kernel lists the
+/// rules of all tables together.
+fn fill_listing(node: &Node) {
+    let comment = "x".repeat(100);
+    node.namespaces.run("nft", &["add table ip filler"]);
+    for exponent in (0..15).rev() {
+        let chain = format!("c{exponent}");
+        node.namespaces.sh(&format!(
+            "{{ echo 'add chain ip filler {chain}'; seq 1 {} | \
+             sed 's/.*/add rule ip filler {chain} return comment \"{comment}\"/'; }} | nft -f -",
+            1 << exponent
+        ));
+        let todays = RuleSpec { redirect: redirect("native", "9999"), families: Family::IPV4 };
+        let read = move || firewall::rules_state(Some(&todays));
+        let state = netns::run(&node.namespaces.path(), Duration::from_secs(20), read);
+        if state.unwrap().unwrap() == RulesState::Unreadable {
+            let delete = format!("flush chain ip filler {chain}; delete chain ip filler {chain}");
+            node.namespaces.run("nft", &[&delete]);
+        }
+    }
+}
+
+#[test]
+fn installed_rules_that_cannot_be_read_back_are_no_repair() {
+    let node = Node::with(&waiting());
+    fill_listing(&node);
+    let controller = node.controller(&[]);
+    controller.until_logged("cannot verify the installed redirect rules");
+    assert_eq!(controller.metric("pods_repaired_total"), 0);
+    assert!(controller.metric("repair_errors_total") >= 1);
+    until("an Event", || !node.events().is_empty());
+    assert_eq!(node.events()[0]["action"], "Skipping");
+}
+
+#[test]
 fn a_fifo_among_the_cached_cni_results_does_not_block_a_repair() {
     let node = Node::new();
     let fifo = node.dir("var/lib/cni/results").join("net-fifo-eth0");

@@ -41,6 +41,24 @@ fn rejected_requests_do_not_use_up_the_repair_budget() {
     assert!(!controller.log().contains("The repair budget is used up"));
 }
 
+#[test]
+fn refused_evictions_do_not_use_up_the_repair_budget() {
+    let api = Api::start();
+    let refusal = "Cannot evict pod as it would violate the pod's disruption budget.";
+    api.state().evict = Answer::Refusal(429, refusal);
+    // The budget allows eight repairs, and four of them in one namespace.
+    let controller = Controller::with(&api, &["--rate=8"]);
+    for name in 0..5 {
+        api.modify(&stranded(&format!("refused-{name}")));
+    }
+    controller.until_metric_is("pods_skipped_total", 5);
+    api.state().evict = Answer::Status(201);
+    api.modify(&stranded("web-1"));
+    api.modify(&stranded("web-2"));
+    controller.until_metric_is("pods_deleted_total", 2);
+    assert!(!controller.log().contains("The repair budget is used up"));
+}
+
 fn stranded_in(namespace: &str, name: &str) -> Value {
     changed(name, "/metadata/namespace", json!(namespace))
 }
@@ -112,6 +130,21 @@ fn mode_report_ignores_a_pod_stranded_only_in_a_stale_list() {
     controller.until_metric_is("pods_reported_total", 1);
     until("an event", || api.events().len() == 1);
     assert_eq!(api.events()[0]["regarding"]["name"], "web-1");
+}
+
+/// The next pod of a StatefulSet has the name of the last one. It may be stranded, too: its own event
+/// finds it.
+#[test]
+fn a_pod_that_replaced_the_found_pod_is_not_taken_for_it() {
+    let api = Api::start();
+    api.state().pods = vec![stranded("web-1"), stranded("web-2")];
+    api.knows(&changed("web-1", "/metadata/uid", json!("uid-of-the-replacement")));
+    api.knows(&stranded("web-2"));
+    let controller = Controller::with(&api, &["--mode=report"]);
+    // The queue keeps its order: when the second pod is reported, the first is finished.
+    controller.until_metric_is("events_publish_latency_seconds_count", 1);
+    assert_eq!(api.events()[0]["regarding"]["name"], "web-2");
+    assert_eq!(controller.metric("pods_reported_total"), 1);
 }
 
 /// Starts a fake agent whose `/ready` succeeds while `ready` is set. Returns its address.

@@ -86,13 +86,23 @@ impl Node {
 
     /// Writes a cached CNI result that maps the pod with `uid` to the netns with this name.
     pub fn cache_result_of(&self, uid: &str, netns: &str) {
+        self.cache_result(uid, netns, &json!([["IgnoreUnknown", "1"], ["K8S_POD_UID", uid]]));
+    }
+
+    /// Writes the cached CNI result of a runtime that passes the pod's name, but not its UID.
+    pub fn cache_result_by_name(&self, namespace: &str, name: &str) {
+        let args = json!([["K8S_POD_NAMESPACE", namespace], ["K8S_POD_NAME", name]]);
+        self.cache_result(name, "pod", &args);
+    }
+
+    fn cache_result(&self, file: &str, netns: &str, args: &Value) {
         let sandbox = format!("/var/run/netns/{netns}");
         let result = json!({
             "kind": "cniCacheV1",
-            "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_UID", uid]],
+            "cniArgs": args,
             "result": {"interfaces": [{"name": "eth0", "sandbox": sandbox}]},
         });
-        let file = self.dir("var/lib/cni/results").join(format!("net-{uid}-eth0"));
+        let file = self.dir("var/lib/cni/results").join(format!("net-{file}-eth0"));
         fs::write(file, result.to_string()).unwrap();
     }
 
