@@ -3,12 +3,19 @@
 use std::path::Path;
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use crate::node::netns_of;
-use crate::pods::{self, command, field, kubectl};
+use crate::pods::{self, Pods, apply, command, field, kubectl};
 use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
 
+/// Seconds between two audits.
 const PERIOD: u64 = 3;
+
+/// Limit of waits for an audit, an eviction or its retry after a minute. Only a fault reaches it: the
+/// machine may be busy.
+const LIMIT: Duration = Duration::from_secs(600);
 
 #[test]
 fn stranded_pods_are_reported_or_repaired_in_place_and_audited() {
@@ -35,11 +42,78 @@ fn stranded_pods_are_reported_or_repaired_in_place_and_audited() {
     let ip = pods.ip("audited");
     pods.assert_answers("client", "audited", "proxy-inbound");
     netns_of(&ip).must(&["nft", "flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_REDIRECT"]);
-    until_within(Duration::from_secs(20 * PERIOD), "the Event on the audited pod", || {
+    until_within(LIMIT, "the Event on the audited pod", || {
         !pods::events("audited", "LinkerdCNIRulesMissing").is_empty()
     });
     pods.assert_answers("client", "audited", "proxy-inbound");
     assert_eq!(pods.field("audited", ".metadata.uid"), uid, "the same pod");
+    scene.remove();
+}
+
+/// The StatefulSet `evicted` with one meshed pod, in the namespace of this name.
+fn stateful_set() -> Value {
+    let mut pod = pods::meshed("evicted");
+    pod["metadata"]["labels"]["app"] = json!("evicted");
+    let metadata = json!({
+        "labels": pod["metadata"]["labels"],
+        "annotations": pod["metadata"]["annotations"],
+    });
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": "evicted", "namespace": "evicted"},
+        "spec": {
+            "replicas": 1,
+            "serviceName": "evicted",
+            "selector": {"matchLabels": {"app": "evicted"}},
+            "template": {"metadata": metadata, "spec": pod["spec"]},
+        },
+    })
+}
+
+fn disruption_budget(name: &str, max_unavailable: u32) -> Value {
+    json!({
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "namespace": "evicted"},
+        "spec": {
+            "maxUnavailable": max_unavailable,
+            "selector": {"matchLabels": {"app": "evicted"}},
+        },
+    })
+}
+
+fn until_reported(pods: &Pods, uid: &str, why: &str) {
+    until_within(LIMIT, why, || pods::events("evicted", "LinkerdCNIRulesMissing").contains(why));
+    assert_eq!(pods.field("evicted", ".metadata.uid"), uid, "the same pod");
+    assert_eq!(pods.field("evicted", ".metadata.deletionTimestamp"), "");
+}
+
+/// The API server rejects the eviction of a pod with two disruption budgets with status 500.
+#[test]
+fn a_running_pod_is_evicted_once_its_disruption_budgets_allow_it() {
+    let scene = Scene::installed(&[&set("delete", PERIOD)]);
+    let Scene { pods, .. } = &scene;
+    pods.create(&[stateful_set()]);
+    until("the pod is created", || !pods.field("evicted", ".metadata.uid").is_empty());
+    pods.until_ready("evicted");
+    let uid = pods.field("evicted", ".metadata.uid");
+    apply(&disruption_budget("none", 0));
+    apply(&disruption_budget("one", 1));
+    let netns = netns_of(&pods.ip("evicted"));
+    netns.must(&["nft", "flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_REDIRECT"]);
+
+    until_reported(pods, &uid, "This pod has more than one PodDisruptionBudget");
+    kubectl("delete poddisruptionbudget one -n evicted");
+    until_reported(pods, &uid, "it would violate the pod's disruption budget");
+    kubectl("delete poddisruptionbudget none -n evicted");
+    until_within(LIMIT, "the pod is replaced", || {
+        let found = pods.field("evicted", ".metadata.uid");
+        !found.is_empty() && found != uid
+    });
+    pods.until_ready("evicted");
+    let events = pods::events("evicted", "LinkerdCNIRulesMissing");
+    assert!(events.contains("Deleting pod to create a new one"), "{events}");
     scene.remove();
 }
 
