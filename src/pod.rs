@@ -2,10 +2,15 @@
 //! and what its redirect depends on. Pure.
 
 pub mod annotation;
+mod capabilities;
+pub mod container_user;
 pub mod containers;
+pub mod exposure;
 pub mod facts;
 pub mod inherited_annotations;
 pub mod mesh;
+pub mod multus;
+pub mod observed;
 pub mod skip;
 
 use serde::{Deserialize, Serialize};

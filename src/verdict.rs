@@ -5,7 +5,9 @@
 //! paths, and the repair controller take their verdict from [`verdict`], so they agree.
 
 pub mod bypass_paths;
+mod container_paths;
 pub mod outcome;
+pub mod reason;
 pub mod refusal;
 #[cfg(test)]
 mod tests;
@@ -21,8 +23,8 @@ use refusal::Refusal;
 /// What the caller has read of a pod, besides its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodView<'a> {
-    /// The pod uses the node's network namespace.
-    HostNetwork,
+    /// The container runtime does not call the plugin for the pod.
+    NotCalled(NotCalled),
     /// The pod needs no redirect, by its containers or, if these are unknown, by its annotations.
     Skip(SkipReason),
     /// Not all facts are read. The pod's name may decide without them.
@@ -40,12 +42,35 @@ impl<'a> From<&'a Decision<PodFacts>> for PodView<'a> {
     }
 }
 
+/// Why the plugin is not called for a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotCalled {
+    /// The pod uses the node's network namespace, for which a runtime calls no plugin.
+    HostNetwork,
+    /// Multus calls the plugin only for pods whose annotation names it, and not for this one.
+    NotAttached,
+}
+
+impl NotCalled {
+    pub fn text(self) -> &'static str {
+        match self {
+            NotCalled::HostNetwork => {
+                "spec.hostNetwork is true: the pod uses the node's network namespace"
+            }
+            NotCalled::NotAttached => {
+                "Multus does not call the plugin: no annotation k8s.v1.cni.cncf.io/networks names \
+                 linkerd-cni"
+            }
+        }
+    }
+}
+
 /// What the plugin does with a pod. Callers match all variants, so that a new variant does not
 /// compile until each caller handles it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The runtime calls no plugin for a pod in the node's network namespace.
-    NotCalled,
+    /// No rules are installed, and the pod starts.
+    NotCalled(NotCalled),
     /// ADD installs no rules, and the pod starts.
     Skipped(SkipReason),
     /// ADD installs the rules of this redirect.
@@ -55,17 +80,18 @@ pub enum Verdict {
     Refused(Refusal, ResolvedRedirect),
     /// ADD fails: a value of the plugin entry, an annotation or the proxy's user is invalid.
     Failed(Error),
-    /// The name does not decide, and facts are missing. Never returned for [`PodView::Complete`].
-    Undecided,
+    /// The name does not decide, and facts are missing, for this reason. [`verdict`] never returns
+    /// it for [`PodView::Complete`].
+    Undecided(String),
 }
 
 /// Returns what the plugin does with the pod. The name decides before the containers, so that pods
 /// of excluded namespaces and of the agent depend on nothing else.
 pub fn verdict(config: &Config, pod: &PodRef, view: PodView<'_>) -> Verdict {
     match (view, config.filter.skip_reason(pod)) {
-        (PodView::HostNetwork, _) => Verdict::NotCalled,
+        (PodView::NotCalled(why), _) => Verdict::NotCalled(why),
         (_, Some(reason)) | (PodView::Skip(reason), None) => Verdict::Skipped(reason),
-        (PodView::Incomplete, None) => Verdict::Undecided,
+        (PodView::Incomplete, None) => Verdict::Undecided("facts about the pod are missing".into()),
         (PodView::Complete(facts), None) => redirect_verdict(config, facts),
     }
 }

@@ -14,7 +14,7 @@ use crate::log::stderr;
 use crate::metrics::{
     Counters, Labels, label, metrics, openmetrics, register, register_build_info, register_each,
 };
-use crate::verdict::bypass_paths::Reason;
+use crate::verdict::reason::Reason;
 pub use plugin_calls::PluginCalls;
 
 metrics! {
@@ -43,7 +43,7 @@ metrics! {
     log_lines_dropped: Counter = register
         "Log lines dropped because stderr was full, closed or not read"
     bypassing_pods: Family<Labels<1>, Gauge> = register_each
-        "Meshed pods of this node with a path around the proxy, or whose paths are not known (`unknown`), by the reason in `linkerd cni bypass`"
+        "Meshed pods of this node with a path around the proxy, or of which that is unknown, by the reason in `linkerd cni bypass`"
         (Reason::ALL.iter().map(|reason| [label("reason", reason.label())]))
     self_tests: Counters<1> = register_each "Self-tests of the plugin, by result"
         (["passed", "skipped", "failed"].map(|result| [label("result", result)]))

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::kube::types::{ListMetadata, Pod};
+use crate::kube::types::ListMetadata;
 
 /// Name of the agent's container, in both charts.
 pub const AGENT_CONTAINER: &str = "install-cni";
@@ -14,25 +14,6 @@ pub struct List<T> {
     pub metadata: ListMetadata,
     #[serde(default = "Vec::new")]
     pub items: Vec<T>,
-}
-
-/// Whether Multus calls the plugin for the pod.
-pub fn is_attached(pod: &Pod) -> bool {
-    let Some(networks) = pod.metadata.annotations.get("k8s.v1.cni.cncf.io/networks") else {
-        return false;
-    };
-    // The annotation is a JSON list, or a list of `namespace/name@interface`.
-    match serde_json::from_str::<Vec<Value>>(networks) {
-        Ok(list) => list.iter().any(|network| network["name"] == "linkerd-cni"),
-        Err(_) => networks.split(',').any(|network| network_name(network) == "linkerd-cni"),
-    }
-}
-
-/// Returns the name in `namespace/name@interface`, of which only the name is required.
-fn network_name(network: &str) -> &str {
-    let (path, _) = network.trim().split_once('@').unwrap_or((network.trim(), ""));
-    let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
-    name
 }
 
 /// Returns a text field; missing and `null` are empty.

@@ -137,6 +137,7 @@ objects! {
         pub run_as_user: Option<i64>,
         pub run_as_group: Option<i64>,
         pub run_as_non_root: Option<bool>,
+        pub allow_privilege_escalation: Option<bool>,
         pub privileged: bool,
         pub capabilities: Capabilities,
     }
@@ -153,6 +154,7 @@ objects! {
         pub ips: Vec<PodIp>,
         pub init_container_statuses: Vec<ContainerStatus>,
         pub container_statuses: Vec<ContainerStatus>,
+        pub ephemeral_container_statuses: Vec<ContainerStatus>,
     }
 
     pub struct PodIp {
@@ -165,6 +167,20 @@ objects! {
         pub ready: bool,
         pub state: ContainerState,
         pub last_state: ContainerState,
+        pub user: StatusUser,
+    }
+
+    pub struct StatusUser {
+        pub linux: LinuxUser,
+    }
+
+    /// User and group of the container's first process. Kubernetes has them from 1.35 on (1.33 with
+    /// its defaults), if the container runtime reports them: see the feature gate
+    /// `SupplementalGroupsPolicy`.
+    #[derive(Copy, PartialEq, Eq)]
+    pub struct LinuxUser {
+        pub uid: Option<i64>,
+        pub gid: Option<i64>,
     }
 
     pub struct ContainerState {

@@ -49,7 +49,7 @@ pub fn add(request: &Request, config: &Config) -> CallOutcome {
         }
         Verdict::Refused(refusal, _) => return CallOutcome::failed(record, refusal.error()),
         Verdict::Failed(error) => return CallOutcome::failed(record, error),
-        Verdict::NotCalled | Verdict::Undecided => {
+        Verdict::NotCalled(_) | Verdict::Undecided(_) => {
             let error = Error::new(Failure::Internal, "the facts about the pod are incomplete");
             return CallOutcome::failed(record, error);
         }

@@ -70,7 +70,7 @@ pub fn compare_with_new_rules(
         // would refuse it now.
         Verdict::Redirected(resolved) | Verdict::Refused(_, resolved) => resolved,
         Verdict::Failed(error) => return Err(error),
-        Verdict::NotCalled | Verdict::Undecided => {
+        Verdict::NotCalled(_) | Verdict::Undecided(_) => {
             return Err(Error::new(Failure::Internal, unknown));
         }
     };

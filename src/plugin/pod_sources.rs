@@ -13,6 +13,8 @@
 //!   rules. The proxy injector sets this mark on each pod to which it adds a proxy, and copies the
 //!   namespace's annotations to the pod. Upstream's plugin does not read the container
 //!   `linkerd-proxy` either.
+//!   With `strict-proxy-user` the start of such a pod fails instead: annotations do not prove that
+//!   no container runs as the proxy's user.
 //! - A pod without an annotation of a proxy is skipped.
 //! - The start of any other pod fails, because the pod may be meshed.
 //!
@@ -72,7 +74,7 @@ impl<'a> RequestedPod<'a> {
             Some(budget) => Some(fetch_pod::fetch_facts(self.pod, config, budget)),
             None => None,
         };
-        self.decide(command, fetched)
+        self.decide(config, command, fetched)
     }
 
     /// Returns the longest time for API requests. `None` if the pod is decided without them.
@@ -87,8 +89,7 @@ impl<'a> RequestedPod<'a> {
         if is_skipped && !may_be_late {
             return None;
         }
-        let has_injectors_mark = self.annotations.as_ref().is_some_and(is_injected);
-        if is_skipped || has_injectors_mark || !is_add {
+        if is_skipped || !is_add || self.may_start_by_annotations(config) {
             Some(config.api_budget.min(api_budget::SHORT))
         } else {
             Some(config.api_budget)
@@ -98,16 +99,16 @@ impl<'a> RequestedPod<'a> {
     /// Decides by the first source that knows the pod: the agent's copy, the API server, or the
     /// annotations from the runtime. `fetched` is the API server's response; `None` if the plugin
     /// sent no request.
-    pub fn decide(self, command: Command, fetched: Option<Fetched>) -> PodSearch {
+    pub fn decide(self, config: &Config, command: Command, fetched: Option<Fetched>) -> PodSearch {
         if let NodeCopy::Decides(decision) = self.copy {
             return PodSearch::decided(Source::Copy, *decision, None);
         }
         let Some(Fetched { facts, requests, retries }) = fetched else {
-            return self.decide_by_annotations(command, None);
+            return self.decide_by_annotations(config, command, None);
         };
         let mut search = match facts {
             Ok(decision) => PodSearch::decided(Source::Request, decision, None),
-            Err(error) => self.decide_by_annotations(command, Some(error)),
+            Err(error) => self.decide_by_annotations(config, command, Some(error)),
         };
         search.requests = requests;
         search.retries = retries;
@@ -117,7 +118,12 @@ impl<'a> RequestedPod<'a> {
     /// Decides by the annotations from the runtime. `api_error`: why the API server did not decide.
     /// CHECK gets no redirect from the annotations: they do not prove which rules a running pod
     /// needs.
-    fn decide_by_annotations(self, command: Command, api_error: Option<Error>) -> PodSearch {
+    fn decide_by_annotations(
+        self,
+        config: &Config,
+        command: Command,
+        api_error: Option<Error>,
+    ) -> PodSearch {
         if let Some(reason) = self.skip_reason() {
             if let Some(error) = api_error {
                 tracing::debug!("linkerd-cni: the annotations decide: {error}");
@@ -129,13 +135,18 @@ impl<'a> RequestedPod<'a> {
         };
         if command == Command::Add
             && error.failure.is_outage()
+            && self.may_start_by_annotations(config)
             && let Some(annotations) = self.annotations
-            && is_injected(&annotations)
         {
             let facts = PodFacts::from_annotations(&self.pod.uid, annotations);
             return PodSearch::decided(Source::Annotations, Decision::Redirect(facts), Some(error));
         }
         PodSearch::failed(error)
+    }
+
+    /// Whether ADD redirects the pod by its annotations if the API server cannot be asked.
+    fn may_start_by_annotations(&self, config: &Config) -> bool {
+        !config.strict_proxy_user && self.annotations.as_ref().is_some_and(is_injected)
     }
 
     /// Returns why the pod needs no redirect according to its annotations. `None` also for a pod

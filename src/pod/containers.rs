@@ -2,24 +2,14 @@
 //! init containers whose outbound connections are redirected to a proxy that does not run yet, and
 //! containers of the app whose connections bypass the proxy, or that can make them. Pure.
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
+use super::container_user::ContainerUser;
 use super::mesh::PROXY;
-use crate::kube::types::{Container, NETWORK_STATUS, Pod, SecurityContext};
+use crate::kube::types::{Container, Pod};
 use crate::redirect::Redirect;
 use crate::redirect::ports;
 
 /// Linkerd's init container that tests by a connection whether the pod's traffic is redirected.
 pub const VALIDATOR: &str = "linkerd-network-validator";
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ContainerUser {
-    name: String,
-    /// User and group from the securityContext. `None`: those of the image, which are unknown.
-    uid: Option<i64>,
-    gid: Option<i64>,
-}
 
 /// Returns the init containers that run to their end before the proxy starts. If the proxy is an
 /// init container itself (a native sidecar), these are the ones in front of it. A native sidecar
@@ -31,7 +21,7 @@ pub fn before_proxy(pod: &Pod) -> Vec<ContainerUser> {
             break;
         }
         if container.name != VALIDATOR && !is_sidecar(container) {
-            early.push(container_user(container, pod));
+            early.push(ContainerUser::new(container, pod));
         }
     }
     early
@@ -47,110 +37,12 @@ pub fn beside_proxy(pod: &Pod) -> Vec<ContainerUser> {
     containers
         .chain(sidecars)
         .filter(|container| container.name != PROXY)
-        .map(|container| container_user(container, pod))
+        .map(|container| ContainerUser::new(container, pod))
         .collect()
 }
 
-/// Containers through which traffic may bypass the rules. No rule depends on them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Exposure {
-    /// Init containers that end before the app starts.
-    pub init_containers: Vec<ContainerUser>,
-    /// Names of the containers with the capability NET_ADMIN.
-    pub net_admin: Vec<String>,
-    /// Names of the containers to which the author added NET_RAW.
-    pub net_raw: Vec<String>,
-    /// Names of the containers that may run as root, with the capability to become any user or with
-    /// NET_RAW.
-    pub root: Vec<String>,
-}
-
-/// Returns the ways around the rules in a pod's containers, the proxy and the validator excepted.
-pub fn exposure(pod: &Pod) -> Exposure {
-    let spec = &pod.spec;
-    let init_containers = spec.init_containers.iter().filter(|init| init.name != VALIDATOR);
-    let containers = spec.containers.iter().flatten().chain(init_containers.clone());
-    let mut exposure = Exposure::default();
-    for container in containers.chain(&spec.ephemeral_containers) {
-        if container.name == PROXY {
-            continue;
-        }
-        let context = &container.security_context;
-        if context.adds("NET_ADMIN") {
-            exposure.net_admin.push(container.name.clone());
-        }
-        if context.adds("NET_RAW") {
-            exposure.net_raw.push(container.name.clone());
-        }
-        let has_capability = context.may_have("SETUID") || context.may_have("NET_RAW");
-        if has_capability && may_be_root(context, &spec.security_context) {
-            exposure.root.push(container.name.clone());
-        }
-    }
-    for container in init_containers {
-        if container.name != PROXY && !is_sidecar(container) {
-            exposure.init_containers.push(container_user(container, pod));
-        }
-    }
-    exposure
-}
-
-/// Whether a container with this context may run as root in a pod with the context `of_pod`. If
-/// neither has a UID, the image decides.
-fn may_be_root(context: &SecurityContext, of_pod: &SecurityContext) -> bool {
-    match context.run_as_user.or(of_pod.run_as_user) {
-        Some(uid) => uid == 0,
-        None => context.run_as_non_root.or(of_pod.run_as_non_root) != Some(true),
-    }
-}
-
-/// Whether the pod has an IPv6 address, also in a network of Multus.
-pub fn has_ipv6_address(pod: &Pod) -> bool {
-    if pod.status.ips.iter().any(|address| address.ip.contains(':')) {
-        return true;
-    }
-    let status = pod.metadata.annotations.get(NETWORK_STATUS).map_or("", String::as_str);
-    let networks: Vec<Value> = serde_json::from_str(status).unwrap_or_default();
-    networks
-        .iter()
-        .filter_map(|network| network["ips"].as_array())
-        .flatten()
-        .filter_map(Value::as_str)
-        .any(|ip| ip.contains(':'))
-}
-
-impl SecurityContext {
-    fn adds(&self, capability: &str) -> bool {
-        self.privileged || names_capability(&self.capabilities.add, capability)
-    }
-
-    /// Whether the container has the capability, if the runtime gives it to every container.
-    fn may_have(&self, capability: &str) -> bool {
-        self.adds(capability) || !names_capability(&self.capabilities.drop, capability)
-    }
-}
-
-/// Whether the list names the capability, as containerd and CRI-O read it.
-fn names_capability(list: &[String], capability: &str) -> bool {
-    list.iter().any(|name| {
-        let name = name.to_ascii_uppercase();
-        let name = name.strip_prefix("CAP_").unwrap_or(&name);
-        name == capability || name == "ALL"
-    })
-}
-
-fn is_sidecar(init_container: &Container) -> bool {
+pub fn is_sidecar(init_container: &Container) -> bool {
     init_container.restart_policy.as_deref() == Some("Always")
-}
-
-fn container_user(container: &Container, pod: &Pod) -> ContainerUser {
-    let (context, of_pod) = (&container.security_context, &pod.spec.security_context);
-    ContainerUser {
-        name: container.name.clone(),
-        uid: context.run_as_user.or(of_pod.run_as_user),
-        gid: context.run_as_group.or(of_pod.run_as_group),
-    }
 }
 
 /// Returns the names of those containers whose outbound connections `redirect` sends to the proxy:
@@ -178,16 +70,6 @@ fn skips_all_ipv4(redirect: &Redirect) -> bool {
 fn skips_all_ports(redirect: &Redirect) -> bool {
     let ranges = redirect.skip_outbound.iter().map(|range| (range.first, range.last));
     matches!(ports::merged(ranges.collect())[..], [(0 | 1, u16::MAX)])
-}
-
-impl ContainerUser {
-    fn is_proxy_user(&self, redirect: &Redirect) -> bool {
-        is_same_id(self.uid, redirect.proxy_uid) || is_same_id(self.gid, redirect.proxy_gid)
-    }
-}
-
-fn is_same_id(id: Option<i64>, of_proxy: Option<u32>) -> bool {
-    id.is_some() && id == of_proxy.map(i64::from)
 }
 
 #[cfg(test)]

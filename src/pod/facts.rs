@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Decision;
 use super::annotation::Annotations;
-use super::containers::{self, ContainerUser, Exposure};
+use super::container_user::ContainerUser;
+use super::containers;
+use super::exposure::{self, Exposure};
 use super::inherited_annotations::{inherit, needs_namespace, redirect_annotations};
 use super::mesh::{NotAPod, Proxy, find_proxy};
 use crate::cni::args::PodRef;
@@ -63,7 +65,7 @@ pub fn object_facts(pod: Pod) -> Result<Decision<ObjectFacts>, NotAPod> {
     Ok(Decision::Redirect(ObjectFacts {
         needs_namespace: needs_namespace(&pod.metadata.annotations),
         is_control_plane: component.is_some_and(|component| !component.is_empty()),
-        exposure: containers::exposure(&pod),
+        exposure: exposure::exposure(&pod),
         facts: PodFacts {
             proxy,
             early_containers: containers::before_proxy(&pod),

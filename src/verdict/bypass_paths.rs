@@ -1,16 +1,18 @@
-//! The paths on which traffic of a meshed pod bypasses its proxy, each with a stable reason. Docs,
-//! `linkerd cni` and the agent's metric take reasons and their meaning from here. Pure.
+//! The paths on which traffic of a meshed pod bypasses its proxy, or may bypass it, each with a
+//! stable reason. Pure.
 
-use super::Verdict;
+use super::container_paths::{container_paths, independent_container_paths};
+use super::reason::Reason;
 use super::refusal::Refusal;
+use super::{NotCalled, Verdict};
 use crate::config::ignored_ports::{INBOUND_KEY, OUTBOUND_KEY};
 use crate::config::resolve::SubnetList;
 use crate::config::{Config, ResolvedRedirect};
-use crate::pod::containers::{Exposure, exempt_names};
+use crate::pod::annotation;
 use crate::pod::facts::{CONTROL_PLANE_LABEL, ObjectFacts, PodFacts};
 use crate::pod::mesh::Proxy;
+use crate::pod::observed::Observed;
 use crate::pod::skip::SkipReason;
-use crate::pod::{annotation, reasons};
 use crate::quote;
 use crate::redirect::Ipv6;
 use crate::redirect::ports::PortRange;
@@ -33,50 +35,6 @@ const SUBNET_REASONS: [(SubnetList, Reason); SubnetList::ALL.len()] = [
 /// Linkerd's ports of the proxy's admin and control server.
 const DEFAULT_ADMIN_PORT: u16 = 4191;
 const DEFAULT_CONTROL_PORT: u16 = 4190;
-
-reasons! {
-    /// Why traffic of a meshed pod bypasses the proxy. The text says which traffic.
-    pub enum Reason {
-        HostNetwork "host-network"
-            "Everything: the pod uses the node's network namespace"
-        NotRedirected "not-redirected"
-            "Everything: the plugin skips the pod"
-        Sandbox "sandbox"
-            "Everything: the sandbox of the pod's RuntimeClass ignores the rules"
-        RulesMissing "rules-missing"
-            "What the missing or changed rules redirect: the repair controller reported and did \
-             not repair them"
-        Ipv6 "ipv6"
-            "IPv6, which is not redirected although the pod has an address"
-        ProxyUser "proxy-user"
-            "Outbound connections of containers that run as the proxy's user"
-        InitProxyUser "init-proxy-user"
-            "Outbound connections of init containers that run as the proxy's user"
-        NetAdmin "net-admin"
-            "Everything: containers with `NET_ADMIN` can change the rules"
-        NetRaw "net-raw"
-            "Packets of containers with `NET_RAW`, which can send them past the rules"
-        RootContainer "root-container"
-            "Outbound connections of containers that may run as root and do not drop all \
-             capabilities: they can become the proxy's user, or send packets past the rules under \
-             a runtime that gives them `NET_RAW`, such as containerd"
-        PortsToRedirect "ports-to-redirect"
-            "Inbound connections to other ports than these"
-        SkipInboundPorts "skip-inbound-ports"
-            "Inbound connections to these ports"
-        SkipOutboundPorts "skip-outbound-ports"
-            "Outbound connections to these ports"
-        SkipInboundSubnets "skip-inbound-subnets"
-            "Inbound connections from these subnets"
-        SkipOutboundSubnets "skip-outbound-subnets"
-            "Outbound connections to these subnets"
-        Unknown "unknown"
-            "Not known: an annotation is invalid, facts about the pod are missing, or they are too \
-             many for the agent"
-        Udp "udp"
-            "UDP and other protocols of every pod: only TCP is redirected"
-    }
-}
 
 /// A path on which traffic of a meshed pod bypasses its proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,39 +70,66 @@ impl BypassPath {
 }
 
 /// Returns the paths around the proxy of a meshed pod with this verdict: those that its object, its
-/// namespace and the plugin entry cause today. `facts` completes `known`. If ADD would fail today,
-/// the pod runs with earlier rules: the paths are those that need no rules, and an unknown one.
+/// namespace and the plugin entry cause today, and those of which that is unknown. `facts`
+/// completes `known`. If ADD would fail today, the pod runs with earlier rules: the paths are those
+/// that need no rules, and an unknown one.
 pub fn bypass_paths(
     config: &Config,
     verdict: &Verdict,
     known: &ObjectFacts,
     facts: &PodFacts,
-    has_ipv6: bool,
+    observed: &Observed,
 ) -> Vec<BypassPath> {
     match verdict {
-        Verdict::NotCalled => vec![BypassPath::new(Reason::HostNetwork, "")],
+        Verdict::NotCalled(why) => vec![not_called_path(*why)],
         Verdict::Skipped(reason) => vec![skipped_path(*reason)],
         Verdict::Refused(Refusal::Sandbox { runtime_class }, _) => {
             vec![BypassPath::new(Reason::Sandbox, runtime_class)]
         }
-        // A pod that shares the proxy's user may have started before ADD refused such pods.
+        // A pod that may use the proxy's user may have started before ADD refused such pods.
         Verdict::Redirected(resolved)
         | Verdict::Refused(Refusal::SharedProxyUser { .. }, resolved) => {
-            let mut paths = container_paths(config, resolved, known, has_ipv6);
+            let mut paths = Vec::from_iter(ipv6_path(config, resolved, observed));
+            let names = container_paths(&resolved.redirect, known, observed);
+            paths.extend(paths_of_containers(names));
             paths.extend(redirected_ports_path(resolved));
             paths.extend(skip_list_paths(config, known, facts));
             paths
         }
         Verdict::Failed(error) => {
-            let mut paths = exposure_paths(&known.exposure);
+            let mut paths = paths_of_containers(independent_container_paths(known));
             paths.extend(skip_list_paths(config, known, facts));
-            // The text of an error is already cut.
-            let detail = quote::one_line(&error.msg);
-            paths.push(BypassPath { reason: Reason::Unknown, detail, cause: None });
+            paths.push(unknown_path(&error.msg));
             paths
         }
-        Verdict::Undecided => {
-            vec![BypassPath::new(Reason::Unknown, "facts about the pod are missing")]
+        Verdict::Undecided(why) => {
+            let mut paths = paths_of_containers(independent_container_paths(known));
+            paths.push(unknown_path(why));
+            paths
+        }
+    }
+}
+
+fn paths_of_containers(names_by_reason: Vec<(Reason, Vec<String>)>) -> Vec<BypassPath> {
+    let mut paths = Vec::new();
+    for (reason, names) in names_by_reason {
+        paths.push(BypassPath::new(reason, names.join(", ")));
+    }
+    paths
+}
+
+/// Returns the path of a pod of which it is unknown what the plugin does with it.
+pub fn unknown_path(why: &str) -> BypassPath {
+    // The text of an error is already cut.
+    BypassPath { reason: Reason::Unknown, detail: quote::one_line(why), cause: None }
+}
+
+/// Returns the path of a meshed pod for which the plugin is not called.
+fn not_called_path(why: NotCalled) -> BypassPath {
+    match why {
+        NotCalled::HostNetwork => BypassPath::new(Reason::HostNetwork, ""),
+        NotCalled::NotAttached => {
+            BypassPath::new(Reason::NotRedirected, why.text()).caused_by("value", "chained")
         }
     }
 }
@@ -158,47 +143,22 @@ fn skipped_path(reason: SkipReason) -> BypassPath {
     path
 }
 
-/// Returns the paths of IPv6 and of containers.
-fn container_paths(
+/// Returns the path of IPv6, if that is not redirected. Without an IPv6 address of its own, the pod
+/// has a link-local address wherever the node's kernel has IPv6 and the network does not disable
+/// it. With this address, it reaches pods on the same bridge.
+fn ipv6_path(
     config: &Config,
     resolved: &ResolvedRedirect,
-    known: &ObjectFacts,
-    has_ipv6: bool,
-) -> Vec<BypassPath> {
-    let mut paths = Vec::new();
-    if resolved.ipv6 == Ipv6::No && has_ipv6 {
-        paths.push(match config.ipv6 {
-            Ipv6::Auto => BypassPath::new(Reason::Ipv6, "the proxy listens on IPv4 only"),
-            _ => BypassPath::new(Reason::Ipv6, "").caused_by("value", "disableIPv6"),
-        });
+    observed: &Observed,
+) -> Option<BypassPath> {
+    if resolved.ipv6 != Ipv6::No {
+        return None;
     }
-    let exposure = &known.exposure;
-    let init_containers = exempt_names(&exposure.init_containers, &resolved.redirect);
-    for (reason, names) in [
-        (Reason::ProxyUser, &resolved.exempt_containers),
-        (Reason::InitProxyUser, &init_containers),
-    ] {
-        if !names.is_empty() {
-            paths.push(BypassPath::new(reason, names.join(", ")));
-        }
-    }
-    paths.extend(exposure_paths(exposure));
-    paths
-}
-
-/// Returns the paths of containers that no rule closes.
-fn exposure_paths(exposure: &Exposure) -> Vec<BypassPath> {
-    let mut paths = Vec::new();
-    for (reason, names) in [
-        (Reason::NetAdmin, &exposure.net_admin),
-        (Reason::NetRaw, &exposure.net_raw),
-        (Reason::RootContainer, &exposure.root),
-    ] {
-        if !names.is_empty() {
-            paths.push(BypassPath::new(reason, names.join(", ")));
-        }
-    }
-    paths
+    let reason = if observed.has_ipv6 { Reason::Ipv6 } else { Reason::Ipv6LinkLocal };
+    Some(match config.ipv6 {
+        Ipv6::Auto => BypassPath::new(reason, "the proxy listens on IPv4 only"),
+        _ => BypassPath::new(reason, "").caused_by("value", "disableIPv6"),
+    })
 }
 
 /// Returns the path of the inbound ports that are not redirected, if only some are.

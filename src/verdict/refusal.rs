@@ -1,5 +1,7 @@
 //! Pods that ADD refuses, because rules would not redirect all their traffic. Pure.
 
+use super::container_paths::possible_proxy_users;
+use super::reason::Reason;
 use crate::cni::Error;
 use crate::config::{Config, ResolvedRedirect};
 use crate::failure::Failure;
@@ -12,16 +14,22 @@ use crate::pod::facts::PodFacts;
 /// document these names, or names that begin with one and a dash, such as `kata-qemu`. Both take
 /// the packets from the pod's interface before the kernel applies the rules.
 const SANDBOXED_CLASSES: [&str; 3] = ["gvisor", "kata", "runsc"];
-/// Number of containers that an error names.
-const MAX_NAMED_CONTAINERS: usize = 10;
+/// Number of containers that an error names for one reason.
+const MAX_NAMED_CONTAINERS: usize = 5;
 
 /// Why ADD refuses a pod. Only ADD may: a running pod keeps its rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The sandboxes of this RuntimeClass ignore redirect rules.
     Sandbox { runtime_class: String },
-    /// The plugin entry has `strict-proxy-user`, and containers run as the proxy's user.
-    SharedProxyUser { containers: Vec<String>, proxy_uid: Option<u32>, proxy_gid: Option<u32> },
+    /// The plugin entry has `strict-proxy-user`, and containers run as the proxy's user, or nothing
+    /// proves that they cannot.
+    SharedProxyUser {
+        /// Names of the containers by the reason of their path around the proxy.
+        containers: Vec<(Reason, Vec<String>)>,
+        proxy_uid: Option<u32>,
+        proxy_gid: Option<u32>,
+    },
 }
 
 /// Returns why ADD refuses a pod with these facts and this redirect.
@@ -33,14 +41,18 @@ pub fn find_refusal(
     if is_sandboxed(config, &facts.runtime_class) {
         return Some(Refusal::Sandbox { runtime_class: facts.runtime_class.clone() });
     }
-    if config.strict_proxy_user && !resolved.exempt_containers.is_empty() {
-        return Some(Refusal::SharedProxyUser {
-            containers: resolved.exempt_containers.clone(),
-            proxy_uid: resolved.redirect.proxy_uid,
-            proxy_gid: resolved.redirect.proxy_gid,
-        });
+    if !config.strict_proxy_user {
+        return None;
     }
-    None
+    let containers = possible_proxy_users(&facts.app_containers, &resolved.redirect);
+    if containers.is_empty() {
+        return None;
+    }
+    Some(Refusal::SharedProxyUser {
+        containers,
+        proxy_uid: resolved.redirect.proxy_uid,
+        proxy_gid: resolved.redirect.proxy_gid,
+    })
 }
 
 fn is_sandboxed(config: &Config, runtime_class: &str) -> bool {
@@ -79,13 +91,13 @@ fn sandbox_error(runtime_class: &str) -> Error {
     Error::new(Failure::SandboxedPod, problem)
 }
 
-/// Returns the error about containers that run as the proxy's user.
+/// Returns the error about containers that run as the proxy's user, or may. Names them by the
+/// reasons of `linkerd cni bypass`.
 fn shared_user_error(
-    containers: &[String],
+    containers: &[(Reason, Vec<String>)],
     proxy_uid: Option<u32>,
     proxy_gid: Option<u32>,
 ) -> Error {
-    let named = containers[..containers.len().min(MAX_NAMED_CONTAINERS)].join(", ");
     let mut ids = Vec::new();
     if let Some(uid) = proxy_uid {
         ids.push(format!("UID {uid}"));
@@ -93,10 +105,16 @@ fn shared_user_error(
     if let Some(gid) = proxy_gid {
         ids.push(format!("GID {gid}"));
     }
+    let mut lists = Vec::new();
+    for (reason, names) in containers {
+        let named = names[..names.len().min(MAX_NAMED_CONTAINERS)].join(", ");
+        lists.push(format!("{}: {named}", reason.label()));
+    }
     let problem = format!(
-        "containers run as the proxy's user ({}), so their connections would bypass the proxy: \
-         {named}",
-        ids.join(", ")
+        "containers run as the proxy's user ({}), or nothing proves that they cannot, so their \
+         connections could bypass the proxy ({})",
+        ids.join(", "),
+        lists.join("; ")
     );
     Error::new(Failure::SharedProxyUser, problem)
 }

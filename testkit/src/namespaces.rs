@@ -92,6 +92,17 @@ impl Namespaces {
         }
     }
 
+    /// Gives pod and neighbour a link-local address more, without waiting for the detection of
+    /// duplicates of those that the kernel gives them. Returns the neighbour's address as seen from
+    /// the pod.
+    pub fn add_link_local(&self) -> String {
+        for (netns, end) in [(&self.pod, 1), (&self.neighbour, 2)] {
+            let add = format!("ip addr add fe80::99:{end}/64 dev eth0 nodad");
+            run_program_in(netns, "sh", &["-c", &add]);
+        }
+        "fe80::99:2%eth0".to_owned()
+    }
+
     pub fn run(&self, program: &str, args: &[&str]) -> String {
         run_program_in(&self.pod, program, args)
     }

@@ -5,8 +5,9 @@ use crate::cni::args::PodRef;
 use crate::kube::pod_list::FromPod;
 use crate::kube::types::{Metadata, Pod, STATIC_POD_UID};
 use crate::pod::Decision;
-use crate::pod::containers::has_ipv6_address;
 use crate::pod::facts::{ObjectFacts, object_facts};
+use crate::pod::multus::is_attached;
+use crate::pod::observed::Observed;
 use crate::pod_copy::FACTS_LIMIT;
 
 pub struct NodePod {
@@ -25,9 +26,10 @@ pub struct PodContent {
     /// matters because all pods of a list are in memory at once. Empty if the text would be longer
     /// than [`FACTS_LIMIT`].
     pub facts: Box<[u8]>,
-    /// Whether the pod has an IPv6 address. This is not a part of `facts`: a pod gets its addresses
-    /// after it was published, and need not be published again for that.
-    pub has_ipv6: bool,
+    /// This is not a part of `facts`, because it changes after the pod is published.
+    pub observed: Observed,
+    /// Whether Multus calls the plugin for the pod, if the plugin is called by Multus.
+    pub is_attached: bool,
 }
 
 impl FromPod for NodePod {
@@ -51,12 +53,13 @@ impl PodContent {
     }
 
     fn from_object(object: Pod) -> Option<PodContent> {
-        let has_ipv6 = has_ipv6_address(&object);
+        let observed = Observed::read(&object);
+        let is_attached = is_attached(&object);
         let mut facts = serde_json::to_vec(&object_facts(object).ok()?).ok()?;
         if facts.len() > FACTS_LIMIT {
             facts = Vec::new();
         }
-        Some(PodContent { facts: facts.into_boxed_slice(), has_ipv6 })
+        Some(PodContent { facts: facts.into_boxed_slice(), observed, is_attached })
     }
 }
 

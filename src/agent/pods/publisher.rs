@@ -21,14 +21,17 @@ use crate::backoff::between;
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
 use crate::config::Config;
+use crate::conflist::chain_mode::ChainMode;
 use crate::kube::connection::AccessSource;
 use crate::kube::pod_watch::{self, Update};
 use crate::kube::types::Metadata;
 use crate::pod::Decision;
 use crate::pod::facts::{ObjectFacts, PodFacts};
-use crate::pod_copy::{self, FACTS_LIMIT, Lock};
-use crate::verdict::bypass_paths::{Reason, bypass_paths};
-use crate::verdict::{PodView, verdict};
+use crate::pod::observed::Observed;
+use crate::pod_copy::{self, FACTS_LIMIT, Lock, PublishedPod};
+use crate::verdict::bypass_paths::bypass_paths;
+use crate::verdict::reason::Reason;
+use crate::verdict::{NotCalled, PodView, verdict};
 
 /// Shortest wait until pods are listed again that could not be published, and shortest wait if the
 /// permission to watch pods is missing, which only an administrator can grant. The longest wait is
@@ -54,10 +57,10 @@ struct KnownPod {
     facts: Box<[u8]>,
     /// Why the pod is not published. `None` if it is.
     problem: Option<PodProblem>,
-    /// Why traffic of the pod bypasses the proxy. [`Reason::Ipv6`] applies only if the pod has an
-    /// IPv6 address.
+    /// Why traffic of the pod bypasses the proxy, or may bypass it.
     bypass_reasons: Vec<Reason>,
-    has_ipv6: bool,
+    /// What the pod's status said when these reasons were found.
+    observed: Observed,
 }
 
 /// Why a pod is not published.
@@ -68,16 +71,12 @@ struct PodProblem {
     is_temporary: bool,
 }
 
-impl KnownPod {
-    fn bypasses(&self, reason: Reason) -> bool {
-        (self.has_ipv6 || reason != Reason::Ipv6) && self.bypass_reasons.contains(&reason)
-    }
-}
-
 pub struct Publisher {
     run_dir: PathBuf,
     /// The plugin entry, for the reasons why traffic bypasses the proxy.
     config: Config,
+    /// Whether the plugin is called only by Multus, for pods that name it in an annotation.
+    is_called_by_multus: bool,
     facts_reader: FactsReader,
     stop_publishing: Arc<AtomicBool>,
     status: Arc<Status>,
@@ -112,6 +111,7 @@ impl Publisher {
         Publisher {
             run_dir,
             config: plugin_config(settings),
+            is_called_by_multus: matches!(settings.node.mode, ChainMode::Standalone(_)),
             facts_reader: FactsReader::new(source),
             stop_publishing: Arc::clone(stop_publishing),
             status: Arc::clone(status),
@@ -186,12 +186,14 @@ impl Publisher {
     /// fails. A failed request is repeated only when the pod changes, or at the next list.
     fn publish(&mut self, NodePod { pod, seen, content }: NodePod) {
         let Some(content) = content else { return };
-        if let Some(known) = self.known_pods.get_mut(&pod.uid) {
-            known.has_ipv6 = content.has_ipv6;
-            let waits_for_list = known.problem.as_ref().is_some_and(|problem| problem.is_temporary);
-            if known.facts == content.facts
-                && (waits_for_list || matches!(pod_copy::read(&self.run_dir, &pod), Ok(Some(_))))
-            {
+        if let Some(known) = self.known_pods.get(&pod.uid)
+            && known.facts == content.facts
+        {
+            if let Ok(Some(copy)) = pod_copy::read(&self.run_dir, &pod) {
+                self.observe(&pod, content, copy);
+                return;
+            }
+            if known.problem.as_ref().is_some_and(|problem| problem.is_temporary) {
                 return;
             }
         }
@@ -226,11 +228,27 @@ impl Publisher {
                     facts: content.facts,
                     problem: Some(self.withdraw(&pod, &why, is_temporary)),
                     bypass_reasons: vec![Reason::Unknown],
-                    has_ipv6: content.has_ipv6,
+                    observed: content.observed,
                 }
             }
         };
         self.known_pods.insert(pod.uid, known);
+    }
+
+    /// Finds the reasons again if the status of a published pod has changed.
+    fn observe(&mut self, pod: &PodRef, content: PodContent, copy: PublishedPod) {
+        let Some(known) = self.known_pods.get(&pod.uid) else { return };
+        if known.observed == content.observed {
+            return;
+        }
+        let PublishedPod::Decision(decision) = copy else { return };
+        let Decision::Redirect(facts) = *decision else { return };
+        let Some(Decision::Redirect(own)) = content.own_facts() else { return };
+        let bypass_reasons = self.bypass_reasons(pod, &content, &own, &facts);
+        if let Some(known) = self.known_pods.get_mut(&pod.uid) {
+            known.bypass_reasons = bypass_reasons;
+            known.observed = content.observed;
+        }
     }
 
     /// Removes the file of a pod whose facts change too often, until the limit allows a request.
@@ -266,35 +284,33 @@ impl Publisher {
     fn write(
         &self,
         pod: &PodRef,
-        PodContent { facts, has_ipv6 }: PodContent,
+        content: PodContent,
         decision: Decision<(ObjectFacts, PodFacts)>,
     ) -> KnownPod {
         let (bypass_reasons, decision) = match decision {
             Decision::Skip(reason) => (Vec::new(), Decision::Skip(reason)),
             Decision::Redirect((own, facts)) => {
-                (self.bypass_reasons(pod, &own, &facts), Decision::Redirect(facts))
+                let reasons = self.bypass_reasons(pod, &content, &own, &facts);
+                (reasons, Decision::Redirect(facts))
             }
         };
+        let PodContent { facts, observed, .. } = content;
         match pod_copy::publish(&self.run_dir, pod.clone(), decision) {
-            Ok(()) => KnownPod { facts, problem: None, bypass_reasons, has_ipv6 },
+            Ok(()) => KnownPod { facts, problem: None, bypass_reasons, observed },
             Err(error) => KnownPod {
                 // The facts are not remembered, so that the next update of the pod publishes it
                 // again even if its facts are the same.
                 facts: Box::default(),
                 problem: Some(self.withdraw(pod, &error.to_string(), is_temporary(&error))),
                 bypass_reasons,
-                has_ipv6,
+                observed,
             },
         }
     }
 
     /// Writes the file of a pod whose facts are too large. The file says only that the pod is
     /// meshed, and that its facts are too large.
-    fn write_too_large(
-        &self,
-        pod: &PodRef,
-        PodContent { facts, has_ipv6 }: PodContent,
-    ) -> KnownPod {
+    fn write_too_large(&self, pod: &PodRef, content: PodContent) -> KnownPod {
         let written = pod_copy::publish_too_large(&self.run_dir, pod.clone());
         let problem = match written {
             Ok(()) => PodProblem {
@@ -308,15 +324,25 @@ impl Publisher {
             Err(error) => self.withdraw(pod, &error.to_string(), is_temporary(&error)),
         };
         let bypass_reasons = vec![Reason::Unknown];
-        KnownPod { facts, problem: Some(problem), bypass_reasons, has_ipv6 }
+        let PodContent { facts, observed, .. } = content;
+        KnownPod { facts, problem: Some(problem), bypass_reasons, observed }
     }
 
-    /// Returns why traffic of a redirected pod bypasses the proxy, each reason once.
-    fn bypass_reasons(&self, pod: &PodRef, own: &ObjectFacts, facts: &PodFacts) -> Vec<Reason> {
-        let pod_verdict = verdict(&self.config, pod, PodView::Complete(facts));
-        // Whether the pod has an IPv6 address is known only later, so `KnownPod` decides on that.
-        let has_ipv6 = true;
-        let paths = bypass_paths(&self.config, &pod_verdict, own, facts, has_ipv6);
+    /// Returns why traffic of a meshed pod bypasses the proxy, or may bypass it, each reason once.
+    fn bypass_reasons(
+        &self,
+        pod: &PodRef,
+        content: &PodContent,
+        own: &ObjectFacts,
+        facts: &PodFacts,
+    ) -> Vec<Reason> {
+        let view = if self.is_called_by_multus && !content.is_attached {
+            PodView::NotCalled(NotCalled::NotAttached)
+        } else {
+            PodView::Complete(facts)
+        };
+        let pod_verdict = verdict(&self.config, pod, view);
+        let paths = bypass_paths(&self.config, &pod_verdict, own, facts, &content.observed);
         let mut reasons: Vec<Reason> = paths.iter().map(|path| path.reason).collect();
         reasons.dedup();
         reasons
@@ -422,7 +448,8 @@ impl Publisher {
     fn count_bypassing_pods(&self) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for reason in Reason::ALL {
-            let count = self.known_pods.values().filter(|pod| pod.bypasses(*reason)).count();
+            let count =
+                self.known_pods.values().filter(|pod| pod.bypass_reasons.contains(reason)).count();
             if count > 0 {
                 counts.insert(reason.label().to_owned(), count);
             }

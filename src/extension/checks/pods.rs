@@ -6,14 +6,15 @@ use super::agent_states::AgentStates;
 use super::{PODS, sandboxes};
 use crate::agent::status_body::StatusBody;
 use crate::extension::facts::Facts;
-use crate::extension::objects::{is_attached, variable};
+use crate::extension::objects::variable;
 use crate::extension::repair_events::{RepairReports, read_reports};
 use crate::extension::report::{Check, CheckResult, Severity};
 use crate::extension::requests::{Api, Error, for_each_item};
 use crate::kube::types::Pod;
 use crate::pod::mesh::is_meshed;
+use crate::pod::multus::is_attached;
 use crate::repair::find::stranded::{FoundBy, StrandedPod};
-use crate::verdict::bypass_paths::Reason;
+use crate::verdict::reason::Reason;
 
 /// Query for the pods that have not ended. A pod that ran is in phase `Running` after a reboot,
 /// even while its validator fails (`getPhase` in

@@ -114,11 +114,12 @@ pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<()
         None => PodView::Incomplete,
     };
     match verdict(config.unwrap_or(&empty), &pod.found.pod_ref(), view) {
-        Verdict::NotCalled => Err(no_rules(pod, UNMESHED.to_owned())),
+        Verdict::NotCalled(_) => Err(no_rules(pod, UNMESHED.to_owned())),
         Verdict::Skipped(reason) => Err(no_rules(pod, skipped_by_plugin(reason))),
-        Verdict::Redirected(_) | Verdict::Refused(..) | Verdict::Failed(_) | Verdict::Undecided => {
-            Ok(())
-        }
+        Verdict::Redirected(_)
+        | Verdict::Refused(..)
+        | Verdict::Failed(_)
+        | Verdict::Undecided(_) => Ok(()),
     }
 }
 

@@ -84,7 +84,7 @@ impl Inspector {
             Err(error) => Verdict::Failed(error),
         };
         let (today, problem) = match verdict {
-            Verdict::NotCalled | Verdict::Skipped(_) => return Ok(None),
+            Verdict::NotCalled(_) | Verdict::Skipped(_) => return Ok(None),
             // A pod that shares the proxy's user may have started before ADD refused such pods.
             Verdict::Redirected(today)
             | Verdict::Refused(Refusal::SharedProxyUser { .. }, today) => (Some(today), None),
@@ -92,7 +92,7 @@ impl Inspector {
                 return Err(undetermined(&sandbox.error()).into());
             }
             Verdict::Failed(error) => (None, Some(undetermined(&error))),
-            Verdict::Undecided => (None, Some("facts about the pod are missing".into())),
+            Verdict::Undecided(why) => (None, Some(why.into())),
         };
         let today = today.map(|resolved| firewall::rule_spec(resolved.redirect, resolved.ipv6));
         let rules = read_rules(&netns, today)?;

@@ -228,16 +228,21 @@ fn existing_pods_with_a_path_around_the_proxy_are_counted_by_reason() {
         json!({"runAsUser": 2103, "privileged": true});
     let watched =
         Scene::watching(&[shared.clone(), injected("web", "u-web"), unmeshed("job", "u-job")]);
-    // Without a securityContext an app may run as root.
-    watched.until_counted(&[("proxy-user", 1.0), ("net-admin", 1.0), ("root-container", 1.0)]);
-    watched.until_counted(&[("skip-inbound-ports", 2.0), ("ipv6", 0.0)]);
+    watched.until_counted(&[("proxy-user", 1.0), ("net-admin", 1.0), ("sys-admin", 1.0)]);
+    // Without a securityContext only the image names the user.
+    watched.until_counted(&[("image-user", 1.0), ("set-user-id", 2.0), ("root-container", 0.0)]);
+    watched.until_counted(&[("skip-inbound-ports", 2.0), ("ipv6", 0.0), ("ipv6-link-local", 2.0)]);
     // The file has only what the plugin reads.
     let read = ["uid", "annotations", "proxy", "apiPorts", "earlyContainers", "appContainers"];
     assert_eq!(watched.published_keys("u-shared"), read);
     let mut web = injected("web", "u-web");
     web["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.1.0.7"}, {"ip": "fd00::7"}]});
     watched.api.modify(&web);
-    watched.until_counted(&[("ipv6", 1.0)]);
+    watched.until_counted(&[("ipv6", 1.0), ("ipv6-link-local", 1.0)]);
+    // Kubernetes reports the user that the image names.
+    web["status"]["containerStatuses"] = json!([{"name": "app", "user": {"linux": {"uid": 0}}}]);
+    watched.api.modify(&web);
+    watched.until_counted(&[("image-user", 0.0), ("root-container", 1.0), ("ipv6", 1.0)]);
     web["spec"]["ephemeralContainers"] = json!([{"name": "debugger", "securityContext":
         {"runAsUser": 1000, "capabilities": {"add": ["NET_RAW"]}}}]);
     watched.api.modify(&web);

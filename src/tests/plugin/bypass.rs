@@ -1,8 +1,13 @@
 //! The paths around the proxy that `linkerd cni bypass` and the agent's metric report. Connections
 //! get out on each of those that rules cause, and on no other.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+
 use linkerd2_cni::config::Config;
 use linkerd2_cni::extension::examined_pod::{ExaminedPod, examine};
+use linkerd2_cni::extension::release::{CalledFor, Release};
 use linkerd2_cni::verdict::Verdict;
 use linkerd2_cni::verdict::bypass_paths::BypassPath;
 use serde::Deserialize;
@@ -31,6 +36,8 @@ struct Row {
     spec: Map<String, Value>,
     /// Security context of the container `app`.
     app: Option<Value>,
+    /// User and group that the runtime reports of the container `app`.
+    reported: Option<Value>,
     #[serde(default = "app_user")]
     uid: u32,
     report: Vec<String>,
@@ -47,14 +54,20 @@ struct Pod {
     of_namespace: Value,
     spec: Value,
     entry: Value,
+    /// The statuses of the containers, with the users that the runtime reports.
+    users: Value,
     ips: &'static [&'static str],
 }
 
 impl Pod {
-    /// A pod without a path around the proxy: both families are redirected, and the app has no
-    /// capability.
+    /// A pod without a path around the proxy: both families are redirected, and the app keeps its
+    /// user and has no capability.
     fn closed() -> Pod {
-        let app = json!({"runAsUser": APP, "capabilities": {"drop": ["ALL"]}});
+        let app = json!({
+            "runAsUser": APP,
+            "allowPrivilegeEscalation": false,
+            "capabilities": {"drop": ["ALL"]},
+        });
         let containers = json!([
             {"name": "app", "securityContext": app},
             {"name": "linkerd-proxy", "securityContext": {"runAsUser": 2102}},
@@ -64,6 +77,7 @@ impl Pod {
             of_namespace: json!({}),
             spec: json!({"containers": containers}),
             entry: json!({"ipv6": true}),
+            users: json!([]),
             ips: &POD,
         }
     }
@@ -83,6 +97,9 @@ impl Pod {
         }
         if let Some(context) = &row.app {
             pod.spec["containers"][0]["securityContext"] = context.clone();
+        }
+        if let Some(user) = &row.reported {
+            pod.users = json!([{"name": "app", "user": {"linux": user}}]);
         }
         pod
     }
@@ -108,15 +125,19 @@ impl Pod {
         let mut entry = testkit::cni::upstream_entry();
         entry["linkerd"].as_object_mut().unwrap().extend(self.entry.as_object().unwrap().clone());
         let config = Config::read(&serde_json::from_value(entry).unwrap()).unwrap();
+        let release = Release { config, called_for: CalledFor::EveryPod };
         let object = json!({
             "metadata": {"name": "web", "namespace": "ns", "annotations": self.annotations},
             "spec": self.spec,
-            "status": {"podIPs": self.ips.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>()},
+            "status": {
+                "podIPs": self.ips.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>(),
+                "containerStatuses": self.users,
+            },
         });
         let annotations = serde_json::from_value(self.of_namespace.clone()).unwrap();
         let mut namespace = FakeCluster { annotations, ..FakeCluster::default() };
         let pod = serde_json::from_value(object).unwrap();
-        let ExaminedPod { unmeshed, verdict, paths } = examine(&config, pod, &mut namespace);
+        let ExaminedPod { unmeshed, verdict, paths } = examine(&release, pod, &mut namespace);
         assert_eq!(unmeshed, None);
         assert!(!matches!(verdict, Verdict::Failed(_)), "{verdict:?}");
         paths.into_iter().map(text).collect()
@@ -163,9 +184,12 @@ fn each_reported_setting_and_container_lets_exactly_its_connections_bypass_the_p
 fn a_second_network_is_redirected_and_does_not_bypass_the_proxy() {
     let status =
         json!([{"name": "default", "ips": ["10.99.0.1"]}, {"name": "a/b", "ips": ["fd98::1"]}]);
-    for (ipv6, report) in [(true, &[][..]), (false, &["ipv6: , value disableIPv6"])] {
+    for (ipv6, first, report) in [
+        (true, &[][..], &[][..]),
+        (false, &["ipv6-link-local: , value disableIPv6"], &["ipv6: , value disableIPv6"]),
+    ] {
         let mut pod = Pod { ips: &POD[..1], entry: json!({"ipv6": ipv6}), ..Pod::closed() };
-        assert_eq!(pod.report(), [""; 0], "ipv6: {ipv6}");
+        assert_eq!(pod.report(), first, "ipv6: {ipv6}");
         pod.annotations = json!({"k8s.v1.cni.cncf.io/network-status": status.to_string()});
         assert_eq!(pod.report(), report, "ipv6: {ipv6}");
         let scene = pod.start();
@@ -177,5 +201,65 @@ fn a_second_network_is_redirected_and_does_not_bypass_the_proxy() {
             let got = [scene.outbound(APP, other, 9000), scene.inbound(own, 8080)];
             assert_eq!(got, wanted, "ipv6: {ipv6}, {own}");
         }
+    }
+}
+
+/// A program whose file belongs to the proxy's user and has the set-user-ID bit. The kernel ignores
+/// the bit of a script, so the file is a shell, which keeps the user with `-p`.
+fn set_user_id_shell(dir: &Path, uid: u32) -> PathBuf {
+    let shell = dir.join("bash");
+    fs::copy("/bin/bash", &shell).unwrap();
+    chown(&shell, Some(uid), None).unwrap();
+    // Changing the owner clears the bit, so the mode follows.
+    fs::set_permissions(&shell, Permissions::from_mode(0o4755)).unwrap();
+    fs::set_permissions(dir, Permissions::from_mode(0o755)).unwrap();
+    shell
+}
+
+/// Connects from the pod as the app's user without any capability, by a file of the proxy's user.
+fn connect_by(scene: &Scene, shell: &Path, forbids_escalation: bool) -> String {
+    let user = format!("--reuid={APP} --regid={APP} --clear-groups");
+    let capabilities = "--bounding-set=-all --inh-caps=-all --ambient-caps=-all";
+    let flag = if forbids_escalation { "--no-new-privs" } else { "" };
+    let connect = format!("exec 3<>/dev/tcp/{}/9000 && cat <&3", NEIGHBOUR[0]);
+    let shell = shell.display();
+    let reply = scene
+        .sh(&format!("timeout 5 setpriv {user} {capabilities} {flag} {shell} -p -c '{connect}'"));
+    reply.split(' ').next().unwrap().to_owned()
+}
+
+/// `allowPrivilegeEscalation: false` sets `no_new_privs`, and nothing else does.
+#[test]
+fn a_set_user_id_file_bypasses_the_proxy_unless_privilege_escalation_is_forbidden() {
+    let dir = tempfile::tempdir().unwrap();
+    let shell = set_user_id_shell(dir.path(), 2102);
+    let dropped = json!({"runAsUser": APP, "capabilities": {"drop": ["ALL"]}});
+    for (allowed, report, reached) in [
+        (json!(null), &["set-user-id: app"][..], "server"),
+        (json!(true), &["set-user-id: app"], "server"),
+        (json!(false), &[], "outbound"),
+    ] {
+        let mut pod = Pod::closed();
+        let mut context = dropped.clone();
+        context["allowPrivilegeEscalation"] = allowed.clone();
+        pod.spec["containers"][0]["securityContext"] = context;
+        assert_eq!(pod.report(), report, "allowPrivilegeEscalation: {allowed}");
+        let scene = pod.start();
+        let got = connect_by(&scene, &shell, allowed == json!(false));
+        assert_eq!(got, reached, "allowPrivilegeEscalation: {allowed}");
+        assert_eq!(scene.outbound(APP, NEIGHBOUR[0], 9000), "outbound", "without the file");
+    }
+}
+
+/// The kernel gives each interface a link-local address, also where the network has no IPv6.
+#[test]
+fn link_local_connections_bypass_the_proxy_unless_ipv6_is_redirected() {
+    for (ipv6, report) in [(false, &["ipv6-link-local: , value disableIPv6"][..]), (true, &[])] {
+        let pod = Pod { ips: &POD[..1], entry: json!({"ipv6": ipv6}), ..Pod::closed() };
+        assert_eq!(pod.report(), report, "ipv6: {ipv6}");
+        let scene = pod.start();
+        let neighbour = scene.add_link_local();
+        let reached = scene.outbound(APP, &neighbour, 9000);
+        assert_eq!(reached == "server", !ipv6, "ipv6: {ipv6}, {reached}");
     }
 }

@@ -80,10 +80,11 @@ fn only_the_proxys_own_uid_is_exempt() {
 #[test]
 fn an_app_container_with_the_proxys_user_is_recorded_and_refused_if_strict() {
     let proxy = json!({"runAsUser": 2102});
+    let fixed = json!({"runAsUser": 1000, "allowPrivilegeEscalation": false});
     for (name, (app, init, wanted)) in table::named([
         ("the app", (proxy.clone(), json!({}), &["app"][..])),
         // The documented way to give an init container the network.
-        ("an init container", (json!({}), proxy, &[])),
+        ("an init container", (fixed, proxy, &[])),
     ]) {
         let mut spec = with_proxy(json!({"securityContext": {"runAsUser": 2102}}));
         spec["containers"][0]["securityContext"] = app;
@@ -103,17 +104,56 @@ fn an_app_container_with_the_proxys_user_is_recorded_and_refused_if_strict() {
     }
 }
 
+/// What is not proven is refused, in the words of `linkerd cni bypass`.
 #[test]
-fn strict_proxy_user_refuses_a_marked_pod_while_its_containers_are_known() {
+fn strict_proxy_user_refuses_containers_that_do_not_prove_their_user() {
+    for (name, (app, wanted)) in table::named([
+        ("a fixed user", (json!({"runAsUser": 1, "allowPrivilegeEscalation": false}), None)),
+        (
+            "a user of the image",
+            (json!({"allowPrivilegeEscalation": false}), Some("(image-user: app)")),
+        ),
+        ("a set-user-ID file", (json!({"runAsUser": 1}), Some("(set-user-id: app)"))),
+        ("neither", (json!({}), Some("(image-user: app; set-user-id: app)"))),
+        (
+            "root",
+            (
+                json!({"runAsUser": 0, "allowPrivilegeEscalation": false}),
+                Some("(root-container: app)"),
+            ),
+        ),
+    ]) {
+        let mut spec = with_proxy(json!({}));
+        spec["containers"][0]["securityContext"] = app;
+        let scene = scene(&spec, json!({}));
+        let outcome = scene.add().linkerd("strict-proxy-user", true).run();
+        match wanted {
+            Some(wanted) => {
+                outcome.failed(111, wanted).advises("allowPrivilegeEscalation");
+                assert_eq!(scene.rules(), "", "{name}");
+            }
+            None => {
+                outcome.succeeded();
+            }
+        }
+    }
+}
+
+/// Annotations do not tell the users of the containers.
+#[test]
+fn strict_proxy_user_refuses_a_marked_pod_also_while_the_api_server_fails() {
     let marked = marked(&json!({}));
     let mut spec = with_proxy(json!({}));
     spec["containers"][0]["securityContext"] = json!({"runAsUser": 2102});
     let scene = scene(&spec, marked.clone());
-    let add = scene.add().annotated(marked).linkerd("strict-proxy-user", true);
-    add.run().failed(111, "");
-    assert_eq!(scene.rules(), "");
+    let add = scene.add().annotated(marked).linkerd("api-retry-seconds", 1);
+    let strict = add.linkerd("strict-proxy-user", true);
+    strict.run().failed(111, "");
     scene.api.answer(POD_PATH, 500, "{}");
-    add.run().succeeded().logs("the plugin used only the annotations and the plugin entry");
+    strict.run().failed(104, "");
+    assert_eq!(scene.rules(), "");
+    let lenient = strict.linkerd("strict-proxy-user", false);
+    lenient.run().succeeded().logs("the plugin used only the annotations and the plugin entry");
 }
 
 #[test]

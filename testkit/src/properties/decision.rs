@@ -126,13 +126,13 @@ impl Start {
             };
             Fetched { facts, requests: 1, retries: 0 }
         });
-        let facts = requested.decide(request.command, fetched).facts?;
+        let facts = requested.decide(&config, request.command, fetched).facts?;
         match verdict(&config, &pod, PodView::from(&facts)) {
             Verdict::Redirected(resolved) => Ok(Decision::Redirect(resolved.redirect)),
             Verdict::Skipped(reason) => Ok(Decision::Skip(reason)),
             Verdict::Refused(refusal, _) => Err(refusal.error()),
             Verdict::Failed(error) => Err(error),
-            verdict @ (Verdict::NotCalled | Verdict::Undecided) => panic!("{verdict:?}"),
+            verdict @ (Verdict::NotCalled(_) | Verdict::Undecided(_)) => panic!("{verdict:?}"),
         }
     }
 
