@@ -3,6 +3,7 @@
 
 pub mod agents;
 pub mod bypass;
+mod cached_lookup;
 pub mod checks;
 pub mod cluster_node;
 pub mod examined_pod;
@@ -13,6 +14,8 @@ pub mod fake;
 pub mod kubectl;
 pub mod objects;
 pub mod parallel;
+pub mod release;
 mod repair_events;
 pub mod report;
 pub mod requests;
+mod rules_now;

@@ -59,6 +59,9 @@ enum Command {
         /// Namespace of the pod
         #[arg(long, short, default_value = "default")]
         namespace: String,
+        /// Format of the report
+        #[arg(long, short, value_parser = ["text", "json"], default_value = "text")]
+        output: String,
     },
     /// List the paths on which traffic of meshed pods bypasses the proxy
     Bypass {
@@ -128,11 +131,17 @@ fn run(flags: &Flags) -> anyhow::Result<Outcome> {
             print(&report::render(&results, check.output, has_color()))?;
             Ok(report::outcome(&results))
         }
-        Command::Explain { pod, namespace } => {
+        Command::Explain { pod, namespace, output } => {
             let api = &connected(api)?;
             let cni_namespace = facts::find_namespace(api, &cluster.cni_namespace);
-            print(&explain::explain(api, &cni_namespace, namespace, pod)?)?;
-            Ok(Outcome::Right)
+            let explanation = explain::explain(api, &cni_namespace, namespace, pod)?;
+            let text = if output == "json" {
+                explain::json(&explanation)
+            } else {
+                explain::text(&explanation)
+            };
+            print(&text)?;
+            Ok(explanation.outcome())
         }
         Command::Bypass { namespace, output } => {
             let api = &connected(api)?;
@@ -141,7 +150,7 @@ fn run(flags: &Flags) -> anyhow::Result<Outcome> {
             let text =
                 if output == "json" { bypass::json(&report) } else { bypass::table(&report) };
             print(&text)?;
-            Ok(Outcome::Right)
+            Ok(report.outcome())
         }
     }
 }

@@ -1,64 +1,21 @@
 //! The plugin's verdict on one pod of the cluster, and the pod's paths around the proxy, for
 //! `linkerd cni explain` and `linkerd cni bypass`. All objects are read as they are now.
+//!
+//! The plugin reads objects with its own rights. What the user may not read is unknown, and no
+//! failure of the plugin.
 
-use std::collections::BTreeMap;
-
-use super::requests::{Api, Error, get};
+use super::release::{CalledFor, Release};
 use crate::cluster_lookup::{ClusterLookup, complete_facts, pod_error};
-use crate::cni::Error as CniError;
 use crate::cni::args::PodRef;
-use crate::config::Config;
-use crate::failure::Failure;
-use crate::kube::object_reader::{API_SERVICE, namespace_path};
-use crate::kube::types::{Namespace, Pod, Service};
+use crate::kube::types::Pod;
 use crate::pod::Decision;
-use crate::pod::annotation::Annotations;
-use crate::pod::containers::has_ipv6_address;
 use crate::pod::facts::{ObjectFacts, PodFacts, object_facts};
+use crate::pod::multus::is_attached;
+use crate::pod::observed::Observed;
 use crate::pod::skip::SkipReason;
-use crate::verdict::bypass_paths::{BypassPath, bypass_paths};
-use crate::verdict::{PodView, Verdict, verdict};
-
-/// Reads the objects that the plugin would look up, each of them once.
-pub struct CachedLookup<'a> {
-    api: &'a dyn Api,
-    namespaces: BTreeMap<String, Result<Annotations, CniError>>,
-    service: Option<Result<Service, CniError>>,
-}
-
-impl<'a> CachedLookup<'a> {
-    pub fn new(api: &'a dyn Api) -> Self {
-        CachedLookup { api, namespaces: BTreeMap::new(), service: None }
-    }
-}
-
-impl ClusterLookup for CachedLookup<'_> {
-    fn namespace(&mut self, name: &str) -> Result<Annotations, CniError> {
-        if let Some(annotations) = self.namespaces.get(name) {
-            return annotations.clone();
-        }
-        let annotations = match get::<Namespace>(self.api, &namespace_path(name)) {
-            Ok(namespace) => Ok(namespace.metadata.annotations),
-            Err(error) => Err(read_error(&error)),
-        };
-        self.namespaces.insert(name.to_owned(), annotations.clone());
-        annotations
-    }
-
-    fn api_service(&mut self) -> Result<Service, CniError> {
-        if let Some(service) = &self.service {
-            return service.clone();
-        }
-        let service = get(self.api, API_SERVICE).map_err(|error| read_error(&error));
-        self.service = Some(service.clone());
-        service
-    }
-}
-
-/// Returns the error of a failed request as the plugin would report it.
-fn read_error(error: &Error) -> CniError {
-    CniError::new(Failure::ApiError, error.to_string())
-}
+use crate::verdict::bypass_paths::{BypassPath, bypass_paths, unknown_path};
+use crate::verdict::outcome::Outcome;
+use crate::verdict::{NotCalled, PodView, Verdict, verdict};
 
 /// What the plugin does with a pod.
 pub struct ExaminedPod {
@@ -70,53 +27,119 @@ pub struct ExaminedPod {
 }
 
 impl ExaminedPod {
-    fn without_paths(unmeshed: Option<SkipReason>, verdict: Verdict) -> ExaminedPod {
-        ExaminedPod { unmeshed, verdict, paths: Vec::new() }
+    fn unmeshed(reason: SkipReason, verdict: Verdict) -> ExaminedPod {
+        ExaminedPod { unmeshed: Some(reason), verdict, paths: Vec::new() }
+    }
+
+    /// Returns whether the pod gets the redirect that it needs: a meshed pod its rules, and another
+    /// pod none.
+    pub fn outcome(&self) -> Outcome {
+        if self.unmeshed.is_some() {
+            return Outcome::Right;
+        }
+        match &self.verdict {
+            Verdict::Redirected(_) => Outcome::Right,
+            Verdict::Undecided(_) => Outcome::Unknown,
+            Verdict::NotCalled(_)
+            | Verdict::Skipped(_)
+            | Verdict::Refused(..)
+            | Verdict::Failed(_) => Outcome::Wrong,
+        }
     }
 }
 
-/// Decides as ADD does if ADD knows the pod's containers. A failed look-up is the error with which
-/// ADD would fail. Looks up no object if the pod's network, name or containers decide.
-pub fn examine(config: &Config, object: Pod, lookup: &mut impl ClusterLookup) -> ExaminedPod {
+/// Decides as ADD does if ADD knows the pod's containers. If the user cannot read what decides, the
+/// verdict is [`Verdict::Undecided`]. Looks up no object if the pod's network, name or containers
+/// decide.
+pub fn examine(release: &Release, object: Pod, lookup: &mut impl ClusterLookup) -> ExaminedPod {
+    let config = &release.config;
     let pod = PodRef::from(&object.metadata);
-    let has_ipv6 = has_ipv6_address(&object);
-    let is_in_host_network = object.spec.host_network;
+    let observed = Observed::read(&object);
+    let call = Call::of(release, &object);
     let facts = match object_facts(object) {
         Ok(facts) => facts,
         Err(problem) => {
-            return ExaminedPod::without_paths(None, Verdict::Failed(pod_error(problem, &pod)));
+            let why = pod_error(problem, &pod).msg;
+            let paths = vec![unknown_path(&why)];
+            return ExaminedPod { unmeshed: None, verdict: Verdict::Undecided(why), paths };
         }
     };
-    let view = match &facts {
-        _ if is_in_host_network => PodView::HostNetwork,
-        Decision::Skip(reason) => PodView::Skip(*reason),
-        Decision::Redirect(_) => PodView::Incomplete,
+    let view = match (&call, &facts) {
+        (Call::None(why), _) => PodView::NotCalled(*why),
+        (_, Decision::Skip(reason)) => PodView::Skip(*reason),
+        (_, Decision::Redirect(_)) => PodView::Incomplete,
     };
     let early = verdict(config, &pod, view);
     let known = match facts {
-        Decision::Skip(reason) => return ExaminedPod::without_paths(Some(reason), early),
+        Decision::Skip(reason) => return ExaminedPod::unmeshed(reason, early),
         Decision::Redirect(known) => known,
     };
-    if early != Verdict::Undecided {
-        return with_paths(config, early, &known, &known.facts, has_ipv6);
-    }
-    match complete_facts(&known, &pod.namespace, lookup) {
+    let decided = match (early, call) {
+        (Verdict::Undecided(_), Call::Unknown(why)) => Err(why),
+        (Verdict::Undecided(_), _) => read_facts(&known, &pod, lookup),
+        (decided, _) => return with_paths(release, decided, &known, &known.facts, &observed),
+    };
+    match decided {
         Ok(facts) => {
             let verdict = verdict(config, &pod, PodView::Complete(&facts));
-            with_paths(config, verdict, &known, &facts, has_ipv6)
+            with_paths(release, verdict, &known, &facts, &observed)
         }
-        Err(error) => ExaminedPod::without_paths(None, Verdict::Failed(error)),
+        Err(why) => {
+            let verdict = Verdict::Undecided(why);
+            with_paths(release, verdict, &known, &known.facts, &observed)
+        }
+    }
+}
+
+/// Whether the plugin is called for a pod.
+enum Call {
+    Yes,
+    None(NotCalled),
+    Unknown(String),
+}
+
+impl Call {
+    fn of(release: &Release, pod: &Pod) -> Call {
+        if pod.spec.host_network {
+            return Call::None(NotCalled::HostNetwork);
+        }
+        if is_attached(pod) {
+            return Call::Yes;
+        }
+        match &release.called_for {
+            CalledFor::EveryPod => Call::Yes,
+            CalledFor::AttachedPods => Call::None(NotCalled::NotAttached),
+            CalledFor::Unknown(why) => Call::Unknown(why.clone()),
+        }
+    }
+}
+
+/// Returns the complete facts, or why they are unknown. The plugin uses default ports if it cannot
+/// read the API server's Service. That the user cannot read it does not say so of the plugin.
+fn read_facts(
+    known: &ObjectFacts,
+    pod: &PodRef,
+    lookup: &mut impl ClusterLookup,
+) -> Result<PodFacts, String> {
+    if known.is_control_plane
+        && let Err(error) = lookup.api_service()
+    {
+        return Err(error.msg);
+    }
+    match complete_facts(known, &pod.namespace, lookup) {
+        Ok(facts) => Ok(facts),
+        Err(error) => Err(error.msg),
     }
 }
 
 /// Completes the verdict on a meshed pod with the pod's paths around the proxy.
 fn with_paths(
-    config: &Config,
+    release: &Release,
     verdict: Verdict,
     known: &ObjectFacts,
     facts: &PodFacts,
-    has_ipv6: bool,
+    observed: &Observed,
 ) -> ExaminedPod {
-    let paths = bypass_paths(config, &verdict, known, facts, has_ipv6);
+    let paths = bypass_paths(&release.config, &verdict, known, facts, observed);
     ExaminedPod { unmeshed: None, verdict, paths }
 }

@@ -2,7 +2,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::extension::fake::{CONFIG, Cluster, entry};
+use crate::extension::fake::{AGENTS, CONFIG, Cluster, DAEMONSET, entry};
 
 const POD: &str = "/api/v1/namespaces/shop/pods/web";
 
@@ -18,7 +18,7 @@ fn meshed() -> Value {
     testkit::chart::yaml(include_str!("tests/pod.yaml"))
 }
 
-fn explained(cluster: &Cluster) -> String {
+fn explained(cluster: &Cluster) -> Explanation {
     explain(cluster, "linkerd-cni", "shop", "web").unwrap()
 }
 
@@ -47,17 +47,120 @@ fn explain_shows_the_rules_or_why_there_are_none() {
             entry["linkerd"][key] = value;
         }
         cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
-        text += &format!("## {name}\n{}\n", explained(&cluster));
+        text += &format!("## {name}\n{}\n", super::text(&explained(&cluster)));
     }
     insta::assert_snapshot!(text);
 }
 
 #[test]
 fn a_missing_pod_or_chart_is_named_with_the_remedy() {
-    let error = explain(&Cluster::healthy(), "linkerd-cni", "shop", "web").unwrap_err().text;
-    assert_eq!(error, "pod shop/web does not exist; name its namespace with --namespace");
-    let error = explain(&Cluster::healthy(), "linkerd-cni", "shop/../x", "web").unwrap_err().text;
-    assert_eq!(error, "\"shop/../x\" is not the name of a pod or namespace");
-    let error = explain(&cluster(meshed()), "elsewhere", "shop", "web").unwrap_err().text;
-    assert!(error.contains("elsewhere/linkerd-cni-config does not exist"), "{error}");
+    let error = |cluster: &Cluster, cni_namespace, namespace| {
+        explain(cluster, cni_namespace, namespace, "web").err().unwrap().text
+    };
+    let empty = Cluster::healthy();
+    let found = error(&empty, "linkerd-cni", "shop");
+    assert_eq!(found, "pod shop/web does not exist; name its namespace with --namespace");
+    let found = error(&empty, "linkerd-cni", "shop/../x");
+    assert_eq!(found, "\"shop/../x\" is not the name of a pod or namespace");
+    let found = error(&cluster(meshed()), "elsewhere", "shop");
+    assert!(found.contains("elsewhere/linkerd-cni-config does not exist"), "{found}");
+}
+
+/// With `chained: false` Multus calls the plugin for the pods that name it.
+#[test]
+fn a_pod_without_the_annotation_for_multus_is_not_redirected() {
+    let mut cluster = cluster(meshed());
+    let env = json!([{"name": "LINKERD_CNI_CHAINED", "value": "false"}]);
+    cluster.set(DAEMONSET, "/spec/template/spec/containers/0/env", env);
+    let found = explained(&cluster);
+    assert_eq!(found.outcome(), Outcome::Wrong);
+    let text = super::text(&found);
+    assert!(text.contains("not redirected: the plugin is not called\nWhy:       Multus"), "{text}");
+    let attached = json!({"k8s.v1.cni.cncf.io/networks": "default/linkerd-cni"});
+    cluster.set(POD, "/metadata/annotations", attached);
+    let found = explained(&cluster);
+    assert_eq!((found.outcome(), decision_of(&found)), (Outcome::Right, "redirected".into()));
+}
+
+/// What the user may not read is unknown, and no failure of the plugin, which has its own rights.
+#[test]
+fn what_the_user_cannot_read_is_unknown() {
+    let of_control_plane = json!({"linkerd.io/control-plane-component": "destination"});
+    for (what, path, labels, decision) in [
+        ("the namespace", "/api/v1/namespaces/shop", json!({}), "unknown"),
+        ("the DaemonSet", DAEMONSET, json!({}), "unknown"),
+        (
+            "the API server's Service",
+            "/api/v1/namespaces/default/services/kubernetes",
+            of_control_plane,
+            "unknown",
+        ),
+        ("the Events", "/api/v1/namespaces/shop/events", json!({}), "redirected"),
+        ("the agents' pods", AGENTS, json!({}), "redirected"),
+    ] {
+        let mut cluster = cluster(meshed());
+        // Without the injector's mark, the namespace has to be read.
+        cluster.set(POD, "/metadata/annotations", json!({}));
+        cluster.set(POD, "/metadata/labels", labels);
+        cluster.put(path, json!(403));
+        let found = explained(&cluster);
+        assert_eq!(found.outcome(), Outcome::Unknown, "{what}");
+        assert_eq!(decision_of(&found), decision, "{what}");
+        let text = super::text(&found);
+        assert!(text.contains("cannot read") && text.contains("Forbidden"), "{what}: {text}");
+    }
+}
+
+/// The decision in the JSON of the explanation, whose outcome is the explanation's.
+fn decision_of(explanation: &Explanation) -> String {
+    let json: Value = serde_json::from_str(&super::json(explanation)).unwrap();
+    assert_eq!(json["outcome"], explanation.outcome().label());
+    json["decision"].as_str().unwrap().to_owned()
+}
+
+/// A running pod without rules is not redirected, whatever the plugin would decide now.
+#[test]
+fn a_running_pod_is_right_only_if_its_rules_are_known() {
+    let validator = json!([{
+        "name": "linkerd-network-validator",
+        "state": {"terminated": {"exitCode": 95}},
+    }]);
+    let event = |reason: &str| {
+        json!({"items": [{
+            "type": "Warning",
+            "reason": reason,
+            "eventTime": "2027-01-15T08:00:00Z",
+            "message": "why",
+            "involvedObject": {"kind": "Pod", "uid": "u"},
+        }]})
+    };
+    let events = "/api/v1/namespaces/shop/events";
+    for (what, path, pointer, value, outcome) in [
+        ("nothing is reported", POD, "/metadata/labels", json!({}), Outcome::Right),
+        ("stranded", POD, "/status/initContainerStatuses", validator, Outcome::Wrong),
+        ("rules missing", events, "", event("LinkerdCNIRulesMissing"), Outcome::Wrong),
+        ("rules unknown", events, "", event("LinkerdCNIRulesUnknown"), Outcome::Unknown),
+        ("drift", events, "", event("LinkerdCNIRulesDrifted"), Outcome::Right),
+        ("no agent on its node", POD, "/spec/nodeName", json!("node-9"), Outcome::Unknown),
+    ] {
+        let mut cluster = cluster(meshed());
+        if pointer.is_empty() {
+            cluster.put(path, value);
+        } else {
+            cluster.set(path, pointer, value);
+        }
+        assert_eq!(explained(&cluster).outcome(), outcome, "{what}");
+    }
+}
+
+#[test]
+fn a_pod_that_has_not_started_needs_a_ready_agent() {
+    let mut cluster = cluster(meshed());
+    cluster.set(POD, "/status", json!({"phase": "Pending"}));
+    assert_eq!(explained(&cluster).outcome(), Outcome::Right);
+    cluster.set(AGENTS, "/items/0/status", json!({}));
+    let found = explained(&cluster);
+    assert_eq!(found.outcome(), Outcome::Unknown);
+    let text = super::text(&found);
+    assert!(text.contains("Unknown:   no agent is ready on node node-1"), "{text}");
 }

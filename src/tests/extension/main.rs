@@ -211,6 +211,52 @@ fn the_exit_code_is_0_if_all_is_right_1_if_something_is_wrong_and_2_if_something
     }
 }
 
+/// `explain` and `bypass` end with the exit code of their outcome, as `check` does.
+#[test]
+fn explain_and_bypass_exit_with_the_code_of_their_outcome() {
+    let fixed = json!({"runAsUser": 1000, "allowPrivilegeEscalation": false});
+    let proxy = json!({"name": "linkerd-proxy"});
+    let closed = json!({"containers": [{"name": "app", "securityContext": fixed}, proxy]});
+    let open = json!({"containers": [{"name": "app"}, proxy]});
+    let unmeshed = json!({"containers": [{"name": "app"}]});
+    let bypass = &["bypass", "-o", "json"][..];
+    let explain = &["explain", "web", "-o", "json"][..];
+    for (name, pod, args, code, outcome) in [
+        ("no meshed pod", running_pod("node-1", unmeshed.clone()), bypass, 0, "right"),
+        ("a path", running_pod("node-1", open), bypass, 1, "wrong"),
+        ("only link-local addresses", running_pod("node-1", closed.clone()), bypass, 2, "unknown"),
+        ("an unmeshed pod", running_pod("node-1", unmeshed), explain, 0, "right"),
+        ("no agent on the node", running_pod("node-9", closed), explain, 2, "unknown"),
+        ("a pod without containers", running_pod("node-1", json!({})), explain, 2, "unknown"),
+        ("the host network", running_pod("node-1", host_network()), explain, 1, "wrong"),
+    ] {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut responses = healthy("linkerd-cni", 1);
+        responses.insert("/api/v1/pods".to_owned(), json!({"items": [pod]}));
+        responses.insert("/api/v1/namespaces/default".to_owned(), json!({"metadata": {}}));
+        let (dir, _server) = with_cluster(scratch.path(), responses, 0);
+        let output = run(dir.path(), args);
+        let shown = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(code), "{name}: {shown}");
+        let report: Value = serde_json::from_str(shown).unwrap();
+        assert_eq!(report["outcome"], outcome, "{name}: {shown}");
+    }
+}
+
+/// The pod `web`, which runs on this node.
+fn running_pod(node: &str, spec: Value) -> Value {
+    let mut pod = json!({"metadata": {"name": "web", "namespace": "default", "uid": "u"}});
+    pod["spec"] = spec;
+    pod["spec"]["nodeName"] = node.into();
+    pod["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.1.0.7"}]});
+    pod
+}
+
+/// The spec of a meshed pod in the node's network namespace.
+fn host_network() -> Value {
+    json!({"hostNetwork": true, "containers": [{"name": "app"}, {"name": "linkerd-proxy"}]})
+}
+
 /// The checks, `explain` and `bypass` look where the release is.
 #[test]
 fn a_daemonset_in_another_namespace_is_found_without_a_flag() {

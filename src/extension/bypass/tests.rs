@@ -1,0 +1,162 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::extension::fake::{AGENTS, CONFIG, Cluster, DAEMONSET, entry};
+
+const SHOP: &str = "/api/v1/namespaces/shop";
+
+/// A cluster that redirects IPv6, with pods of each kind.
+fn cluster() -> Cluster {
+    let mut cluster = Cluster::healthy().with(include_str!("tests/cluster.yaml"));
+    let mut entry = entry();
+    entry["linkerd"]["ipv6"] = json!(true);
+    cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
+    cluster
+}
+
+fn report(cluster: &Cluster) -> BypassReport {
+    fetch(cluster, "linkerd-cni", Some("shop")).unwrap()
+}
+
+/// The outcome of the pod, and the reasons of its paths.
+fn of_pod(report: &BypassReport, name: &str) -> (Outcome, Vec<&'static str>) {
+    let pod = report.pods.iter().find(|pod| pod.name == name).unwrap();
+    (pod.outcome(), pod.paths.iter().map(|path| path.reason.label()).collect())
+}
+
+#[test]
+fn table_and_json_name_each_meshed_pod_with_its_paths_and_their_causes() {
+    let found = |namespace| fetch(&cluster(), "linkerd-cni", namespace).unwrap();
+    insta::assert_snapshot!(table(&found(None)) + "\n" + &json(&found(Some("shop"))));
+}
+
+/// A report is right only if each pod is, wrong if one is wrong, and otherwise unknown.
+#[test]
+fn the_outcome_is_that_of_the_worst_pod() {
+    let mut cluster = cluster();
+    assert_eq!(report(&cluster).outcome(), Outcome::Wrong);
+    let pods: Value = testkit::chart::yaml(include_str!("tests/cluster.yaml"));
+    let named = |name: &str| {
+        let items = pods["/api/v1/pods"]["items"].as_array().unwrap();
+        items.iter().find(|pod| pod["metadata"]["name"] == name).unwrap().clone()
+    };
+    cluster.put(SHOP, json!({"metadata": {"name": "shop"}}));
+    for (items, outcome) in [
+        (vec![named("closed"), named("unmeshed")], Outcome::Right),
+        (vec![named("closed"), named("image-user")], Outcome::Unknown),
+        (vec![named("closed"), named("with-init")], Outcome::Unknown),
+        (vec![named("image-user"), named("skips")], Outcome::Wrong),
+    ] {
+        for path in ["/api/v1/pods", "/api/v1/namespaces/shop/pods"] {
+            cluster.put(path, json!({"items": items}));
+        }
+        assert_eq!(report(&cluster).outcome(), outcome, "{items:?}");
+    }
+}
+
+/// What the user may not read says nothing of the pod's paths.
+#[test]
+fn what_cannot_be_read_is_unknown() {
+    for (what, paths, reason) in [
+        ("the namespace", &[SHOP][..], "unknown"),
+        ("the Events of the namespace", &["/api/v1/namespaces/shop/events"], "rules-unknown"),
+        ("the Events on nodes", &["/api/v1/namespaces/default/events"], "rules-unknown"),
+        ("the agents' pods", &[AGENTS], "rules-unknown"),
+        ("the DaemonSet", &[DAEMONSET], "unknown"),
+    ] {
+        let mut cluster = cluster();
+        for path in paths {
+            cluster.put(path, json!(403));
+        }
+        let report = report(&cluster);
+        let (outcome, reasons) = of_pod(&report, "closed");
+        assert!(reasons.contains(&reason), "{what}: {reasons:?}");
+        assert_ne!(outcome, Outcome::Right, "{what}");
+    }
+}
+
+#[test]
+fn capabilities_are_known_while_the_namespace_is_not() {
+    let mut cluster = cluster();
+    cluster.put(SHOP, json!(403));
+    let (outcome, reasons) = of_pod(&report(&cluster), "capable");
+    assert_eq!(reasons, ["set-user-id", "net-admin", "unknown"]);
+    assert_eq!(outcome, Outcome::Wrong);
+}
+
+#[test]
+fn pods_or_a_plugin_entry_that_cannot_be_read_are_an_error() {
+    let error =
+        |cluster: &Cluster, namespace| fetch(cluster, "linkerd-cni", namespace).unwrap_err().text;
+    let mut cluster = cluster();
+    assert_eq!(error(&cluster, Some("a/b")), "\"a/b\" is not the name of a namespace");
+    cluster.put("/api/v1/pods", json!(403));
+    assert!(error(&cluster, None).starts_with("cannot read the pods: "));
+    let mut invalid = entry();
+    invalid["linkerd"]["proxy-uid"] = json!("x");
+    cluster.put(CONFIG, json!({"data": {"cni_network_config": invalid.to_string()}}));
+    assert!(error(&cluster, None).contains("linkerd-cni-config: "));
+}
+
+/// An audit that finds most pods of a node damaged repairs none. Nobody repairs on a node without
+/// repair controller.
+#[test]
+fn rules_that_nobody_compares_or_repairs_are_unknown() {
+    let suspended = json!({"items": [{
+        "type": "Warning",
+        "reason": "LinkerdCNIRepairsSuspended",
+        "eventTime": "2027-01-15T08:00:00Z",
+        "message": "3 of 4 audited pods have missing or changed redirect rules",
+        "involvedObject": {"kind": "Node", "name": "node-1", "uid": "node-1"},
+    }]});
+    let other_node = json!(suspended.to_string().replace("node-1", "node-9"));
+    let no_controller = json!([{"name": "install-cni", "ready": true}]);
+    let crashing = json!([{"name": "repair-controller", "ready": false}]);
+    for (what, path, pointer, value, is_unknown) in [
+        ("a suspension", "/api/v1/namespaces/default/events", "", suspended, true),
+        ("of another node", "/api/v1/namespaces/default/events", "", other_node, false),
+        ("no controller", AGENTS, "/items/0/status/containerStatuses", no_controller, true),
+        ("a crashing one", AGENTS, "/items/0/status/containerStatuses", crashing, true),
+        ("no agent", AGENTS, "/items/0/spec/nodeName", json!("node-9"), true),
+    ] {
+        let mut cluster = cluster();
+        if pointer.is_empty() {
+            cluster.put(path, value);
+        } else {
+            cluster.set(path, pointer, value);
+        }
+        let (_, reasons) = of_pod(&report(&cluster), "closed");
+        assert_eq!(reasons.contains(&"rules-unknown"), is_unknown, "{what}: {reasons:?}");
+        let (_, reasons) = of_pod(&report(&cluster), "damaged");
+        assert!(reasons.contains(&"rules-missing"), "{what}: {reasons:?}");
+    }
+}
+
+#[test]
+fn a_pod_whose_validator_failed_has_no_rules() {
+    let (outcome, reasons) = of_pod(&report(&cluster()), "stranded");
+    assert_eq!(outcome, Outcome::Wrong);
+    assert!(reasons.contains(&"rules-missing"), "{reasons:?}");
+}
+
+/// With `chained: false` Multus calls the plugin only for pods that name it.
+#[test]
+fn without_the_annotation_for_multus_everything_bypasses_the_proxy() {
+    let mut cluster = cluster();
+    let env = json!([{"name": "LINKERD_CNI_CHAINED", "value": "false"}]);
+    cluster.set(DAEMONSET, "/spec/template/spec/containers/0/env", env);
+    let report = report(&cluster);
+    assert_eq!(of_pod(&report, "closed").1, ["not-redirected"]);
+    let (_, reasons) = of_pod(&report, "attached");
+    assert!(!reasons.contains(&"not-redirected"), "{reasons:?}");
+}
+
+#[test]
+fn the_page_has_each_reason_with_its_meaning() {
+    let page = include_str!("../../../docs/cli.md");
+    let rows: String = Reason::ALL
+        .iter()
+        .map(|reason| format!("| `{}` | {} |\n", reason.label(), reason.text()))
+        .collect();
+    assert!(page.contains(&rows), "docs/cli.md lacks this table of reasons:\n{rows}");
+}

@@ -1,0 +1,52 @@
+//! The settings of the release that decide what the plugin does with a pod.
+
+use serde_json::Value;
+
+use super::agents::DAEMONSET;
+use super::facts;
+use super::objects::variable;
+use super::report::Problem;
+use super::requests::{Api, find};
+use crate::config::Config;
+use crate::kube::scheduling::daemonset_path;
+
+pub struct Release {
+    /// The plugin entry.
+    pub config: Config,
+    pub called_for: CalledFor,
+}
+
+/// The pods for which the plugin is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CalledFor {
+    EveryPod,
+    /// The chart's value `chained` is `false`: Multus calls the plugin for the pods that name it in
+    /// an annotation.
+    AttachedPods,
+    /// Why it is unknown which of the two holds.
+    Unknown(String),
+}
+
+impl Release {
+    /// Reads the release in `namespace`. Fails if its plugin entry cannot be read.
+    pub fn read(api: &dyn Api, namespace: &str) -> Result<Release, Problem> {
+        let config = facts::read_config(api, namespace)?;
+        Ok(Release { config, called_for: read_called_for(api, namespace) })
+    }
+}
+
+fn read_called_for(api: &dyn Api, namespace: &str) -> CalledFor {
+    match find::<Value>(api, &daemonset_path(namespace, DAEMONSET)) {
+        Ok(Some(daemonset)) => {
+            if variable(&daemonset, "LINKERD_CNI_CHAINED") == Some("false") {
+                CalledFor::AttachedPods
+            } else {
+                CalledFor::EveryPod
+            }
+        }
+        Ok(None) => CalledFor::Unknown(format!("DaemonSet {namespace}/{DAEMONSET} does not exist")),
+        Err(error) => {
+            CalledFor::Unknown(format!("cannot read DaemonSet {namespace}/{DAEMONSET}: {error}"))
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What is known of the redirect rules that running pods have now: what the repair controllers
+//! report, and on which nodes none compares the rules. For `linkerd cni explain` and
+//! `linkerd cni bypass`.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::agents::{SELECTOR, is_ready};
+use super::objects::{items, text};
+use super::repair_events::{RepairReports, read_reports};
+use super::requests::{Api, Error, get_list};
+use crate::kube::object_reader::namespace_path;
+use crate::kube::types::Pod;
+use crate::repair::find::stranded::{FoundBy, StrandedPod};
+
+/// Name of the repair controller's container in the agents' pods.
+const CONTROLLER: &str = "repair-controller";
+
+/// What is known of the rules that a pod has now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodRules {
+    /// No rule is reported as missing, and a repair controller would report one. Also for a pod
+    /// that does not run yet.
+    NotReported,
+    /// Why rules are missing.
+    Missing(String),
+    /// Why it is unknown whether rules are missing.
+    Unknown(String),
+}
+
+#[derive(Debug)]
+pub struct RulesNow {
+    /// What the repair controllers report, or why that cannot be read.
+    reports: Result<RepairReports, String>,
+    /// Whether agent and repair controller are ready on each node with an agent, or why that cannot
+    /// be read.
+    programs: Result<BTreeMap<String, Programs>, String>,
+}
+
+/// What runs of the chart on a node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Programs {
+    is_agent_ready: bool,
+    is_controller_ready: bool,
+}
+
+impl RulesNow {
+    /// Reads the reports on the pods of `parent`, the path of a namespace or of all. A failed
+    /// request makes rules unknown.
+    pub fn fetch(api: &dyn Api, cni_namespace: &str, parent: &str) -> RulesNow {
+        RulesNow {
+            reports: match read_reports(api, parent) {
+                Ok(reports) => Ok(reports),
+                Err(error) => Err(format!("cannot read the Events: {error}")),
+            },
+            programs: match read_programs(api, cni_namespace) {
+                Ok(programs) => Ok(programs),
+                Err(error) => Err(format!("cannot read the pods of {cni_namespace}: {error}")),
+            },
+        }
+    }
+
+    /// Returns what is known of the pod's rules.
+    pub fn of(&self, pod: &Pod) -> PodRules {
+        if is_stranded(pod) {
+            let why = "its linkerd-network-validator exited with 95: the pod has no redirect rules";
+            return PodRules::Missing(why.to_owned());
+        }
+        let (uid, node) = (&pod.metadata.uid, &pod.spec.node_name);
+        let reports = match &self.reports {
+            Ok(reports) => reports,
+            Err(why) => return unknown_if_audited(pod, why.clone()),
+        };
+        if let Some(note) = reports.missing.get(uid) {
+            return PodRules::Missing(note.clone());
+        }
+        if let Some(note) = reports.unknown.get(uid).or(reports.unknown.get(node)) {
+            return unknown_if_audited(pod, note.clone());
+        }
+        match self.programs_of(node) {
+            Ok(programs) if programs.is_controller_ready => PodRules::NotReported,
+            Ok(_) => {
+                let why = format!("no repair controller is ready on node {node}");
+                unknown_if_audited(pod, why)
+            }
+            Err(why) => unknown_if_audited(pod, why),
+        }
+    }
+
+    /// Returns why it is unknown whether the plugin is called for a pod that has not started.
+    /// `None` if an agent is ready on its node, or the pod has no node yet.
+    pub fn why_call_is_unknown(&self, pod: &Pod) -> Option<String> {
+        let node = &pod.spec.node_name;
+        if node.is_empty() || is_audited(pod) || is_stranded(pod) {
+            return None;
+        }
+        match self.programs_of(node) {
+            Ok(programs) if programs.is_agent_ready => None,
+            Ok(_) => Some(format!(
+                "no agent is ready on node {node}, so the container runtime may not call the plugin"
+            )),
+            Err(why) => Some(why),
+        }
+    }
+
+    fn programs_of(&self, node: &str) -> Result<Programs, String> {
+        match &self.programs {
+            Ok(programs) => Ok(programs.get(node).copied().unwrap_or_default()),
+            Err(why) => Err(why.clone()),
+        }
+    }
+}
+
+fn is_stranded(pod: &Pod) -> bool {
+    StrandedPod::from_object(pod, FoundBy::Validator).is_some()
+}
+
+/// Whether an audit judges the pod: it runs, and is not being deleted.
+fn is_audited(pod: &Pod) -> bool {
+    StrandedPod::from_object(pod, FoundBy::Audit).is_some()
+}
+
+fn unknown_if_audited(pod: &Pod, why: String) -> PodRules {
+    if is_audited(pod) { PodRules::Unknown(why) } else { PodRules::NotReported }
+}
+
+fn read_programs(api: &dyn Api, namespace: &str) -> Result<BTreeMap<String, Programs>, Error> {
+    let pods: Vec<Value> = get_list(api, &format!("{}/pods", namespace_path(namespace)), SELECTOR)?;
+    let mut by_node: BTreeMap<String, Programs> = BTreeMap::new();
+    for pod in &pods {
+        let node = text(&pod["spec"]["nodeName"]).to_owned();
+        let programs = by_node.entry(node).or_default();
+        // During a rollout a node may have two pods.
+        programs.is_agent_ready |= is_ready(pod);
+        programs.is_controller_ready |= items(&pod["status"]["containerStatuses"])
+            .any(|container| container["name"] == CONTROLLER && container["ready"] == true);
+    }
+    Ok(by_node)
+}
