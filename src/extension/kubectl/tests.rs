@@ -75,9 +75,7 @@ fn a_hanging_kubectl_is_killed_with_its_children() {
     for (begin, hang) in
         [("echo $$ >FILE", "exec sleep 600"), ("sleep 600 & echo $! >FILE", "wait")]
     {
-        let api = started(&socket, &begin.replace("FILE", file.to_str().unwrap()), hang);
-        assert!(matches!(api.body("/x"), Err(Error::Deadline(_))), "{hang}");
-        drop(api);
+        drop(started(&socket, &begin.replace("FILE", file.to_str().unwrap()), hang));
         child::tests::assert_ends(&file);
         fs::remove_file(&file).unwrap();
     }
