@@ -2,7 +2,7 @@
 //! the [`RepairMode`](settings::RepairMode) to them. Such pods started before the plugin was
 //! chained, or lost their rules.
 //!
-//! From finding a pod to its Event, each of these has a thread of its own:
+//! Three threads share the work:
 //!
 //! - [`watch`] lists and watches the pods, and queues those whose validator failed.
 //! - [`audit`] reads the rules of all running pods, queues pods that lost rules, and reports pods
@@ -43,8 +43,9 @@ use restart::RestartPolicy;
 use settings::Settings;
 use turn::Turns;
 
-/// Name of this program: `reportingController` of Events, and user agent of API requests.
-/// Started under this file name, the agent's program runs the controller (`cli`).
+/// Name of the controller: the `reportingController` of its Events, and the user agent of its API
+/// requests. The agent's program runs the controller if it is started under this file name (see
+/// `cli`).
 pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 
 const NOT_LISTED: &str = "the node's pods are not listed yet";
@@ -55,8 +56,8 @@ pub struct Shared {
     pub queue: Queue,
     pub metrics: Metrics,
     restart_policy: RestartPolicy,
-    /// Why the controller is not ready, until the first complete list. Upstream's controller is
-    /// ready once its watch has started, too.
+    /// Why the controller is not ready. `None` from the first complete list of the node's pods on.
+    /// Upstream's controller, likewise, is ready only once its watch has started.
     not_ready: Mutex<Option<String>>,
 }
 
@@ -73,7 +74,8 @@ impl Shared {
         }
     }
 
-    /// Queues the pod. If the queue is full, the pod's next event or the next audit finds it again.
+    /// Queues the pod. A full queue drops the pod, which is only counted: the pod's next event or
+    /// the next audit finds the pod again.
     fn enqueue(&self, pod: StrandedPod) {
         if !self.queue.push(pod) {
             self.metrics.queue_overflow.inc();
@@ -85,6 +87,7 @@ impl Shared {
         *self.lock_not_ready() = None;
     }
 
+    /// Counts the failed request. Until the first list, `/ready` also reports the request's error.
     fn record_watch_failure(&self, error: &pod_watch::Error) {
         self.metrics.watch_errors.inc();
         if let Some(why) = &mut *self.lock_not_ready() {
@@ -96,7 +99,8 @@ impl Shared {
         self.not_ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Responds to `/ready`.
+    /// Returns the response to `/ready`: why the controller is not ready, or success without a
+    /// note.
     fn readiness(&self) -> Result<Option<String>, String> {
         match &*self.lock_not_ready() {
             Some(why) => Err(why.clone()),
@@ -107,7 +111,8 @@ impl Shared {
 
 /// Runs the controller until SIGTERM or SIGINT.
 pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Box<dyn Error + Send + Sync>> {
-    // Block the signals before the first thread starts: all threads inherit the mask.
+    // Block the signals before the first thread starts: all threads inherit the mask, so only the
+    // `wait` below receives a signal.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     signals.thread_block().map_err(cannot_wait)?;
 
@@ -144,7 +149,8 @@ fn serve(shared: Arc<Shared>) -> Result<(), admin::Error> {
     Ok(())
 }
 
-/// Responds to `/live`. The main thread only waits for signals, so it needs no check.
+/// Returns the response to `/live`: an error if the mounted CNI net dir is stale. The main thread
+/// is not checked, because it only waits for signals.
 fn liveness(net_dir: &MountedDir) -> Result<(), String> {
     match net_dir.stale() {
         Some(why) => {

@@ -1,12 +1,13 @@
-//! Asks the node's agent whether it is ready. While the plugin is not installed, each deleted pod
-//! would be replaced by another stranded pod.
+//! Asks the node's agent whether it is ready. Pods are repaired only then: while the plugin is not
+//! installed, each deleted pod would be replaced by another stranded pod.
 
 use std::thread;
 use std::time::Duration;
 
 use crate::kube::plain_http;
 
-/// Time for which a response is valid, and between two questions to an agent that is not ready.
+/// Time for which a response of the agent is valid. An agent that is not ready is asked again after
+/// this time.
 pub const ASK_INTERVAL: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(1);
 

@@ -1,6 +1,7 @@
-//! The audit: after the start and periodically, compares the rules of all running meshed pods with
-//! those that they started with. `firewall::check` compares. [`Auditor`] decides when to audit, and
-//! [`AuditReporter`] what follows.
+//! The audit: compares the rules of all running meshed pods with the rules with which the pods
+//! started, after the start of the controller and periodically. `firewall::check` compares the
+//! rules, [`Auditor`] decides when, and [`AuditReporter`] reports the result and queues damaged
+//! pods.
 
 mod findings;
 mod pod_reports;
@@ -30,19 +31,20 @@ use findings::Findings;
 use reporter::AuditReporter;
 
 /// Shortest and longest time between the start of the controller and the first audit in mode
-/// `in-place`. By then kubelet has started the node's pods after a reboot.
+/// `in-place`. After a reboot, the kubelet starts the node's pods in this time, so that the audit
+/// finds them running.
 const FIRST_AUDIT: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(120)];
 
-/// First and longest wait before an audit is repeated that failed, found damaged pods or could not
-/// judge all pods. With the longest one, an Event on a pod is renewed before it expires
-/// (`turn::attempts::REPORT_INTERVAL`).
+/// First and longest wait before the next audit, if an audit failed, found damaged pods or could
+/// not judge all pods. Even the longest wait is short enough to renew an Event on a pod before the
+/// Event expires (`turn::attempts::REPORT_INTERVAL`).
 const REPETITIONS: Limits = [Duration::from_secs(60), Duration::from_secs(1200)];
 
-/// A meshed pod of the node. All pods of the list are in memory at once, so that reading the
-/// response does not wait for the inspections.
+/// A meshed pod of the node. The whole list is read into memory before the first inspection, so
+/// that slow inspections do not delay reading the response.
 enum AuditedPod {
     Running(Box<RunningPod>),
-    /// The pod does not run yet: the next audit judges it.
+    /// The pod does not run yet, so only a later audit can judge it.
     Starting(PodRef),
 }
 
@@ -72,9 +74,9 @@ impl FromPod for AuditedPod {
 /// Returns the time from the start of the controller to its first audit; `None`: no audits.
 ///
 /// After a reboot kubelet skips the init containers, the validator among them, of a pod whose app
-/// container was created but not started. Such a pod runs without redirect rules, and only an
-/// audit finds it. So mode `in-place`, which changes no pod that has its rules, always audits after
-/// the start.
+/// container was created but not started. Such a pod runs without redirect rules, and only an audit
+/// finds it. So mode `in-place` always audits after the start; it changes no pod that has its
+/// rules.
 pub fn first_wait(settings: &Settings) -> Option<Duration> {
     // The first audit comes at a random time within the period, so that the nodes of a cluster do
     // not audit together.
@@ -86,7 +88,7 @@ pub fn first_wait(settings: &Settings) -> Option<Duration> {
     Some(in_period.map_or(after_start, |wait| wait.min(after_start)))
 }
 
-/// Returns the time to the next audit; `None`: no more audits. The periods vary by a tenth.
+/// Returns the time to the next audit; `None`: no more audits. Periods vary by up to a tenth.
 fn next_wait(
     period: Option<Duration>,
     is_each_pod_complete: bool,
@@ -105,8 +107,8 @@ pub struct Auditor {
     connection: Connection,
     shared: Arc<Shared>,
     reporter: AuditReporter,
-    /// Time since which the plugin installs the rules of each new pod. Only the audits after the
-    /// start need the time.
+    /// Time from which on the plugin installs rules in each new pod. Set only if the settings have
+    /// no period: periodic audits do not need the time.
     plugin_works_since: Option<SystemTime>,
 }
 
@@ -116,9 +118,9 @@ impl Auditor {
         Auditor { connection, shared, reporter, plugin_works_since: None }
     }
 
-    /// Audits after `wait`, and then in each period of the settings, or without a period until each
-    /// pod is known to have its rules: nothing else would find a pod again that an audit could not
-    /// judge, or whose repair failed.
+    /// Audits after `wait`, and then once in each period of the settings. Without a period, audits
+    /// until each pod is known to have its rules: if an audit could not judge a pod, or if the
+    /// pod's repair failed, only another audit finds the pod again.
     pub fn run(mut self, wait: Duration) {
         let period = self.shared.settings.audit_period();
         let mut backoff = Backoff::spread(REPETITIONS);
@@ -135,7 +137,8 @@ impl Auditor {
         }
     }
 
-    /// Waits until the agent is ready, because before that the node may have no plugin entry.
+    /// Waits until the agent is ready, because before that the node may have no plugin entry. Then
+    /// reads since when the plugin works.
     fn prepare_audit_after_start(&mut self) {
         let settings = &self.shared.settings;
         if let Some(address) = &settings.agent_addr {

@@ -1,4 +1,4 @@
-//! Metrics of the controller. Metrics that upstream's controller also has keep its names.
+//! Metrics of the controller. Metrics that upstream's controller also has keep upstream's names.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;

@@ -1,4 +1,4 @@
-//! Publishes the controller's Events, and counts and logs what fails.
+//! Publishes the controller's Events, and counts and logs failed publications.
 
 use std::time::Instant;
 

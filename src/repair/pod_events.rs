@@ -9,24 +9,24 @@ use crate::repair::settings::RepairMode;
 /// Reason of Events on a pod whose validator failed.
 pub const NOT_CONFIGURED: &str = "LinkerdCNINotConfigured";
 
-/// Reason of Events on a running pod that lacks rules: type Warning, until an Event of type Normal
-/// says that it has them.
+/// Reason of Events on a running pod that lacks rules. After an Event of type Warning, the pod
+/// lacks rules until an Event of type Normal says that it has them.
 pub const RULES_MISSING: &str = "LinkerdCNIRulesMissing";
 
 /// Reason of Events on a running pod whose rules are unknown, and on a node whose pods cannot be
-/// audited: type Warning, until an Event of type Normal on the same object.
+/// audited. An Event of type Warning applies until one of type Normal on the same object.
 pub const RULES_UNKNOWN: &str = "LinkerdCNIRulesUnknown";
 
-/// Reason of Events on a node of which audits evict no pod: type Warning, until an Event of type
-/// Normal.
+/// Reason of Events on a node where evictions by audits are suspended. An Event of type Warning
+/// applies until one of type Normal.
 pub const REPAIRS_SUSPENDED: &str = "LinkerdCNIRepairsSuspended";
 
-/// Action of Events on what is left unchanged for now.
+/// Action of Events on a pod that is left unchanged for now.
 pub const SKIPPING: &str = "Skipping";
 
 pub const REPLACE: &str = "delete the pod to replace it";
 
-/// Why a pod is left unchanged that audits do not repair, since most pods of its node are damaged.
+/// Why a damaged pod is left unchanged while evictions by audits are suspended.
 pub const HELD_BACK: &str = "it lacks redirect rules, and so do most audited pods of this node, so \
                              audits evict none of them; check that the CNI plugin works on this \
                              node, then delete the pod to replace it";
@@ -36,8 +36,8 @@ pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of thi
                                      this node";
 
 /// Returns the Event on a pod to which the mode was applied. `missing` is the number of missing
-/// rules, 0 if unknown. The rules are only in the log, as their text depends on the backend. The
-/// note about a deleted pod has upstream's words.
+/// rules, 0 if unknown. The Event does not name the rules, whose text depends on the backend: the
+/// log has them. The note about a deleted pod has upstream's words.
 pub fn repair_event(mode: RepairMode, found_by: FoundBy, missing: usize) -> EventContent {
     let (kind, action, note) = match mode {
         RepairMode::Delete => {
@@ -83,12 +83,12 @@ pub fn unknown_event(why: &str) -> EventContent {
     }
 }
 
-/// Returns the Event that ends the one of [`unknown_event`].
+/// Returns the Event that ends the report of an [`unknown_event`].
 pub fn known_event() -> EventContent {
     ending_event(RULES_UNKNOWN, "The pod's redirect rules are known again")
 }
 
-/// Returns the Event that ends the ones that the pod lacks rules.
+/// Returns the Event that ends the reports that the pod lacks rules.
 pub fn complete_event() -> EventContent {
     ending_event(RULES_MISSING, "The pod has all its redirect rules")
 }

@@ -8,7 +8,8 @@ use super::turn::attempts::Attempts;
 use super::turn::{Turn, Turns, WaitReason};
 use crate::kube::pod_list::MAX_PODS;
 
-/// Keeps each pod once until it is deleted, with the earlier attempts to repair it.
+/// Keeps each found pod, with the earlier attempts to repair it, until the pod is deleted or a full
+/// queue forgets it. A pod that a validator and an audit have found is kept twice, once for each.
 pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
@@ -17,14 +18,14 @@ pub struct Queue {
 struct State {
     pods: Vec<QueuedPod>,
     turns: Turns,
-    /// Whether the process has to restart, once no pod can be repaired before.
+    /// Whether a restart was requested. It follows once no waiting pod can be repaired without it.
     is_restart_due: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct QueuedPod {
     pod: StrandedPod,
-    /// Whether the pod waits for its repair. Otherwise its next event or audit queues it again.
+    /// Whether the pod waits for its turn. If not, its next event or audit queues it again.
     is_waiting: bool,
     attempts: Attempts,
 }
@@ -46,9 +47,9 @@ impl Queue {
         Queue { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Queues a pod at the end, or replaces it by its new version. A waiting pod keeps its place:
-    /// each failure of a validator causes several events. Returns `false` if too many pods wait,
-    /// to bound memory.
+    /// Queues a pod at the end. A pod that waits already is replaced by its new version and keeps
+    /// its place, because each failure of a validator causes several events. Returns `false` if too
+    /// many pods wait, to bound memory.
     #[must_use]
     pub fn push(&self, pod: StrandedPod) -> bool {
         let mut state = self.lock();
@@ -57,8 +58,8 @@ impl Queue {
         is_pushed
     }
 
-    /// Removes the pod with this UID, which was deleted: a tenant may create and delete pods
-    /// without end.
+    /// Removes the pod with this UID, which was deleted. Otherwise a tenant that creates and
+    /// deletes pods without end would fill the queue.
     pub fn remove(&self, uid: &str) {
         self.lock().pods.retain(|queued| queued.pod.found.uid != uid);
     }
@@ -72,8 +73,8 @@ impl Queue {
         });
     }
 
-    /// Waits until it is a pod's turn, and takes this pod. It waits again after its next event or
-    /// audit.
+    /// Waits until the worker has something to do. A pod whose turn has come is taken: it no longer
+    /// waits, until a retry, its next event or the next audit queues it again.
     pub fn next(&self) -> Next {
         let mut is_budget_logged = false;
         let mut state = self.lock();
@@ -112,13 +113,14 @@ impl Queue {
         }
     }
 
-    /// Lets the process restart, once no pod can be repaired before.
+    /// Requests a restart of the process. The restart follows once no waiting pod can be repaired
+    /// without it.
     pub fn request_restart(&self) {
         self.lock().is_restart_due = true;
         self.changed.notify_all();
     }
 
-    /// Records the agent's response. Returns whether repairs are paused from now on.
+    /// Records whether the agent is ready. Returns whether this response begins a pause of repairs.
     pub fn record_agent(&self, is_ready: bool) -> bool {
         self.lock().turns.record_agent(is_ready, Instant::now())
     }
@@ -128,12 +130,13 @@ impl Queue {
         self.lock().turns.suspend_audit_repairs(is_suspended);
     }
 
-    /// Returns how long a pod that needs a repair is held because of an earlier repair, if it is.
+    /// Returns how long the pod, which needs a repair, is held because of an earlier repair. `None`
+    /// if it is not held.
     pub fn hold(&self, pod: &StrandedPod) -> Option<Duration> {
         self.lock().turns.hold(pod, Instant::now())
     }
 
-    /// Records an attempt that may have changed the pod.
+    /// Counts an attempt that may have changed the pod against the repair budget.
     pub fn spend_budget(&self, pod: &StrandedPod) {
         self.lock().turns.spend_budget(&pod.found.namespace, Instant::now());
     }
@@ -156,8 +159,8 @@ impl Queue {
         }
     }
 
-    /// Records an attempt without a repair. A pod with a failed validator waits for another attempt,
-    /// at least for `wait`. A pod that an audit found waits for the next audit.
+    /// Records an attempt that did not repair the pod. A pod with a failed validator is tried again
+    /// after at least `wait`. A pod that an audit found waits for the next audit.
     pub fn retry(&self, pod: &StrandedPod, wait: Duration) {
         let mut state = self.lock();
         if let Some(attempts) = state.queue_again(pod) {
@@ -165,8 +168,8 @@ impl Queue {
         }
     }
 
-    /// Like [`Queue::retry`], after a failed request or inspection. Returns whether to report it, see
-    /// [`Attempts::record_failure`]: not if the pod was deleted meanwhile.
+    /// Like [`Queue::retry`], after a failed request or inspection. Returns whether to report the
+    /// failure (see [`Attempts::record_failure`]); `false` if the pod was deleted meanwhile.
     pub fn retry_after_failure(&self, pod: &StrandedPod) -> bool {
         match self.lock().queue_again(pod) {
             Some(attempts) => attempts.record_failure(Instant::now()),
@@ -175,7 +178,7 @@ impl Queue {
     }
 
     /// Records that the pod has all its rules, although its validator failed. Returns whether the
-    /// validator fails in spite of them, see [`Attempts::record_complete`].
+    /// validator keeps failing in spite of the rules (see [`Attempts::record_complete`]).
     pub fn record_complete(&self, pod: &StrandedPod) -> bool {
         match self.lock().attempts(pod) {
             Some(attempts) => attempts.record_complete(Instant::now()),
@@ -183,8 +186,8 @@ impl Queue {
         }
     }
 
-    /// Returns whether to report `why` the pod is left unchanged, see [`Attempts::is_report_due`]:
-    /// not if the pod was deleted meanwhile.
+    /// Returns whether to report `why` the pod is left unchanged (see [`Attempts::is_report_due`]);
+    /// `false` if the pod was deleted meanwhile.
     pub fn is_report_due(&self, pod: &StrandedPod, why: &str) -> bool {
         match self.lock().attempts(pod) {
             Some(attempts) => attempts.is_report_due(why, Instant::now()),
@@ -220,7 +223,8 @@ impl State {
         Some(&mut queued.attempts)
     }
 
-    /// Does the work of [`Queue::push`]. A full queue first forgets the pods that do not wait.
+    /// Does the work of [`Queue::push`]. If the queue is full, first forgets the pods that do not
+    /// wait.
     fn push(&mut self, pod: StrandedPod, now: Instant) -> bool {
         if self.pods.len() >= MAX_PODS {
             self.pods.retain(|queued| queued.is_waiting);
@@ -242,8 +246,8 @@ impl State {
         true
     }
 
-    /// Returns the waiting pod whose turn comes first, and its turn. Of several pods whose turn it
-    /// is, that of the namespace with the fewest recent repairs is first.
+    /// Returns the waiting pod whose turn comes first, and its turn. If the turns of several pods
+    /// come at the same time, the pod is first whose namespace has had the fewest recent repairs.
     fn first_in_turn(&self, now: Instant) -> Option<(usize, Turn)> {
         let mut first: Option<(usize, Turn)> = None;
         let mut lowest = (Duration::MAX, usize::MAX);
@@ -261,8 +265,9 @@ impl State {
         first
     }
 
-    /// Whether a pod waits for anything else than the end of the time after a failed attempt. The
-    /// next process would not know how much of the repair budget is used up.
+    /// Whether a restart has to wait for a pod. It does not for pods that wait only because of an
+    /// earlier attempt, or for the next audit. It does for pods that wait for the repair budget,
+    /// because the next process would not know how much of the budget is used up.
     fn has_repairable_pod(&self, now: Instant) -> bool {
         for QueuedPod { pod, is_waiting, attempts } in &self.pods {
             if !is_waiting {

@@ -1,9 +1,9 @@
 //! Decides when the process restarts, to enter network namespaces that were mounted after its
 //! start (docs/decisions/0012-netns-mounts-without-propagation.md).
 //!
-//! A tenant can start such pods all the time, with a validator that exits 95. They must not bring
-//! the container into CrashLoopBackOff: the agent's pod would not be ready, and pods that need a
-//! repair would wait for minutes.
+//! A tenant can start pods all the time that seem to need such a restart, with a validator that
+//! exits 95. The restarts must not bring the container into CrashLoopBackOff: the agent's pod would
+//! not be ready, and pods that need a repair would wait for minutes.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::find::plugin_config;
 
-/// Age of the process from which the kubelet restarts the container without a wait: it forgets
-/// earlier restarts of a container that ends more than 600 s after them (`HasExpiredFunc` in
-/// <https://github.com/kubernetes/kubernetes/blob/v1.35.4/pkg/kubelet/kubelet.go>).
+/// Age of the process from which on the kubelet restarts its container without a wait: the kubelet
+/// forgets earlier restarts of a container that ends more than 600 s after them (`HasExpiredFunc`
+/// in <https://github.com/kubernetes/kubernetes/blob/v1.35.4/pkg/kubelet/kubelet.go>).
 const FREE_RESTART: Duration = Duration::from_secs(600);
 
-/// Time in which the container runtime loads a network config that was written.
+/// Time within which the container runtime loads a network config after the config was written.
 const RUNTIME_RELOAD: Duration = Duration::from_secs(5);
 
 /// When the process may restart.
@@ -34,8 +34,9 @@ impl RestartPolicy {
     /// in `net_dir` got the plugin entry, which may have been long before the start of this
     /// process. `None` without a plugin entry. To be called while the agent is ready.
     ///
-    /// The first result stays. Otherwise a program that keeps overwriting the conflist would allow
-    /// one restart after the other.
+    /// The first result is kept. Otherwise a program that keeps overwriting the conflist would
+    /// allow one restart after the other, as each new write would make more pods seem older than
+    /// the plugin.
     pub fn plugin_works_since(&self, net_dir: &Path) -> Option<SystemTime> {
         if let Some(since) = self.plugin_works_since.get() {
             return Some(*since);
@@ -52,13 +53,15 @@ impl RestartPolicy {
 }
 
 fn plugin_works_since(written: SystemTime, now: SystemTime) -> SystemTime {
-    // A file from the future shows that the node's clock was set back.
+    // A date in the future shows that the node's clock was set back, so use the present time.
     if written > now { now } else { written + RUNTIME_RELOAD }
 }
 
-/// A pod from before the plugin needs a repair, and the next process can enter its netns, so that
-/// such a restart is not repeated. Any other restart has to be free. This also bounds the restarts
-/// for a file whose date is wrong, such as one from the future, which each process finds again.
+/// Returns the time until a process of this age may restart. A pod from before the plugin needs a
+/// repair, and the next process can enter its netns. So that restart is immediate, and is not
+/// repeated. Any other restart waits until the kubelet restarts the container without a wait of its
+/// own. This also bounds the restarts for a netns file with a wrong date, such as one in the
+/// future, which each new process finds again.
 fn wait(made: SystemTime, plugin_works_since: Option<SystemTime>, age: Duration) -> Duration {
     if plugin_works_since.is_some_and(|since| made < since) {
         return Duration::ZERO;

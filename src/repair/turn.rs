@@ -1,9 +1,9 @@
 //! Decides whether it is a pod's turn to be repaired, or why the pod has to wait. Pure.
 //!
-//! The controller first checks whether a pod needs a repair, which may take requests and a read of
-//! the rules in its netns. [`Turns::turn_of`] decides when. Most reasons to wait apply then. The
-//! hold of a repaired pod applies only to a pod that needs another repair:
-//! [`Turns::hold`] decides after the check.
+//! There are two decisions. [`Turns::turn_of`] decides when the controller checks whether a pod
+//! needs a repair, which may take requests and a read of the rules in the pod's netns. Most reasons
+//! to wait apply to this check. The hold after a repair applies only to a pod that needs another
+//! repair, so [`Turns::hold`] decides after the check.
 
 pub mod attempts;
 pub mod budget;
@@ -22,7 +22,7 @@ use holds::Holds;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     Now,
-    /// Only the agent has to be asked whether it is ready.
+    /// The pod's turn has come, except that the agent has to be asked whether it is ready.
     AskAgent,
     Wait(WaitReason, Duration),
     /// The pod waits until an audit finds it again.
@@ -35,8 +35,8 @@ pub enum WaitReason {
     EarlierAttempt,
     /// The repair budget of the node, or the share of the pod's namespace, is used up.
     Budget,
-    /// While the plugin is not installed, each deleted pod would be replaced by another stranded
-    /// pod.
+    /// The agent is not ready. While the plugin is not installed, each deleted pod would be
+    /// replaced by another stranded pod.
     AgentNotReady,
 }
 
@@ -50,7 +50,7 @@ impl Turn {
     }
 }
 
-/// What is known of the agent. It is asked anew before each repair.
+/// What is known of the agent, which is asked again before each repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Agent {
     /// The settings have no address of an agent.
@@ -64,7 +64,7 @@ enum Agent {
     },
 }
 
-/// What decides whose turn it is, besides the [`Attempts`] to repair each pod.
+/// State that decides whose turn it is, together with the [`Attempts`] to repair each pod.
 pub struct Turns {
     agent: Agent,
     /// Whether the last audit found so many damaged pods that the audit itself may be wrong.
@@ -106,25 +106,27 @@ impl Turns {
         }
     }
 
-    /// Returns how long a pod that needs a repair is held because of an earlier repair, if it is.
+    /// Returns how long the pod, which needs a repair, is held because of an earlier repair. `None`
+    /// if it is not held.
     pub fn hold(&self, pod: &StrandedPod, now: Instant) -> Option<Duration> {
         self.holds.wait(pod, now)
     }
 
-    /// Returns the number of repairs in the namespace in the last minute. Of the pods whose turn it
-    /// is, the one with the lowest number is first.
+    /// Returns the number of repairs in the namespace in the last minute. If it is the turn of
+    /// several pods, the pod of the namespace with the lowest number is first.
     pub fn recent_repairs(&self, namespace: &str, now: Instant) -> usize {
         self.budget.repairs_in(namespace, now)
     }
 
-    /// Records that a pod was taken for a check: before the next one, the agent is asked again.
+    /// Records that a pod was taken for a check, so that the agent is asked again before the next
+    /// pod.
     pub fn record_taken(&mut self) {
         if let Agent::Ready { .. } = self.agent {
             self.agent = Agent::NotAsked;
         }
     }
 
-    /// Records the agent's response. Returns whether repairs are paused from now on.
+    /// Records whether the agent is ready. Returns whether this response begins a pause of repairs.
     pub fn record_agent(&mut self, is_ready: bool, now: Instant) -> bool {
         let was_paused = matches!(self.agent, Agent::NotReady { .. });
         let valid_until = now + ASK_INTERVAL;
@@ -138,7 +140,7 @@ impl Turns {
         self.are_audit_repairs_suspended = is_suspended;
     }
 
-    /// Records an attempt that may have changed the pod.
+    /// Counts an attempt that may have changed a pod of the namespace against the repair budget.
     pub fn spend_budget(&mut self, namespace: &str, now: Instant) {
         self.budget.spend(namespace, now);
     }

@@ -18,12 +18,13 @@ use crate::repair::settings::{RepairMode, Settings};
 /// A pod that needs a repair.
 pub struct CheckedPod {
     pub pod: StrandedPod,
-    /// The pod's rules, if they were read.
+    /// Netns of the pod and state of its rules. `None` if the rules did not have to be read.
     pub inspected: Option<Inspected>,
 }
 
-/// Fails if the pod needs no repair any more, or no repair helps it. Reads what the repair mode
-/// depends on: the pod's newest version, and its rules.
+/// Checks whether a found pod still needs a repair that can help it, and fails if not. How the pod
+/// was found and the repair mode decide whether the pod is read again from the API server, and
+/// whether the rules in its netns are read.
 pub fn check(
     connection: &mut Connection,
     settings: &Settings,
@@ -32,7 +33,8 @@ pub fn check(
     let config = plugin_config::read(&settings.net_dir());
     not_repaired::check_redirected(found, config.as_ref().ok())?;
     match (settings.mode, found.found.found_by) {
-        // The preconditions of the deletion name the version that was found.
+        // The pod is not read again: the deletion names the found resourceVersion as a
+        // precondition, so the API server rejects the deletion if the pod has changed since.
         (RepairMode::Delete, FoundBy::Validator) => {
             Ok(CheckedPod { pod: found.clone(), inspected: None })
         }
@@ -48,9 +50,9 @@ pub fn check(
     }
 }
 
-/// Reads the pod from the API server, because the list, watch event or audit may be old by now.
-/// Fails if the pod is gone, was replaced by another pod of the same name, or needs no repair any
-/// more.
+/// Reads the pod from the API server again, because the list, watch event or audit that found the
+/// pod may be old by now. Fails if the pod is gone, was replaced by another pod of the same name,
+/// or needs no repair any more.
 fn read_again(
     connection: &mut Connection,
     found: &StrandedPod,
@@ -67,8 +69,8 @@ fn read_again(
     }
 }
 
-/// Reads the pod's rules. Fails unless rules are missing, or are other rules than today's although
-/// the validator failed.
+/// Reads the pod's rules. Succeeds only if a repair can correct them: if rules are missing, or if
+/// the validator failed with rules that are complete but not those of today's values.
 fn inspect(
     connection: &mut Connection,
     settings: &Settings,
@@ -82,7 +84,8 @@ fn inspect(
         return Err(not_repaired::no_rules(pod, not_repaired::UNMESHED.to_owned()));
     };
     match (&inspected.rules, pod.found.found_by) {
-        // The failed validator proves that the rules are wrong, which today's values may correct.
+        // Drifted rules alone need no repair. But a failed validator proves that they do not
+        // redirect the traffic, so they are replaced by today's rules, which may redirect it.
         (RulesState::Missing(..), _) | (RulesState::Drifted(_), FoundBy::Validator) => {
             Ok(inspected)
         }

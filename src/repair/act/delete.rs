@@ -1,7 +1,8 @@
 //! The repair mode `delete`: evicts or deletes exactly the pod that was found.
 //!
-//! The preconditions are the pod's UID and resourceVersion. So a pod that has changed is never
-//! deleted, nor another pod of the same name, such as the next pod of a StatefulSet.
+//! Each request has the pod's UID and resourceVersion as preconditions. So the API server deletes
+//! neither a pod that has changed since it was found, nor another pod of the same name, such as the
+//! next pod of a StatefulSet.
 
 use serde_json::{Value, json};
 
@@ -15,13 +16,15 @@ const NOT_PERMITTED: &str = "the repair controller has no permission to evict po
                              running pod without an eviction; permit create on pods/eviction, or \
                              set repairController.mode=in-place";
 
-/// Evicts the pod, so that disruption budgets and admission can reject that. No rejection leads to
-/// a deletion. Without permission to create evictions, as with the RBAC rules of upstream's chart,
-/// a pod with a failed validator, whose containers never started, is deleted, as upstream's
-/// controller does.
+/// Evicts the pod, so that disruption budgets and admission can reject the eviction. A rejected
+/// eviction is never followed by a deletion.
 ///
-/// The chart's admission policy compares the UID in the preconditions with those of the node's
-/// pods.
+/// A missing permission to create evictions, as with the RBAC rules of upstream's chart, is no such
+/// rejection. Then a pod whose validator failed is deleted, as upstream's controller does: its
+/// containers never started. A pod that an audit found is running, and is left unchanged.
+///
+/// The preconditions must name the UID: the chart's admission policy compares it with the UIDs of
+/// the node's pods.
 pub fn evict_or_delete(client: &Client, pod: &FoundPod) -> Result<(), NotRepaired> {
     let options = delete_options(pod);
     let Err(error) = evict(client, pod, &options) else { return Ok(()) };
@@ -37,8 +40,8 @@ pub fn evict_or_delete(client: &Client, pod: &FoundPod) -> Result<(), NotRepaire
     }
 }
 
-/// Returns the preconditions of a deletion or eviction, and the grace period if it is not the
-/// pod's.
+/// Returns the options of an eviction or deletion: the preconditions, and a grace period if the
+/// pod's own does not apply.
 fn delete_options(pod: &FoundPod) -> Value {
     let mut options =
         json!({"preconditions": {"uid": pod.uid, "resourceVersion": pod.resource_version}});
@@ -60,16 +63,18 @@ fn evict(client: &Client, pod: &FoundPod, options: &Value) -> Result<(), Error> 
     client.post(&format!("{}/eviction", pod.api_path()), &eviction)
 }
 
-/// Deletes the pod. Any rejection is tried again: no budget protects a deletion.
+/// Deletes the pod. A rejected deletion is retried like a failed request: disruption budgets
+/// protect pods from evictions only, so the rejection is not the decision of a budget.
 fn delete(client: &Client, pod: &FoundPod, options: &Value) -> Result<(), NotRepaired> {
     client.delete(&pod.api_path(), options).map_err(unneeded_or_failed)
 }
 
-/// Returns the result of a request that failed because of the pod's state, or for another reason.
+/// Returns why a failed eviction or deletion did not repair the pod: the pod is gone or has
+/// changed, so that no request is needed, or the request failed for another reason.
 fn unneeded_or_failed(error: Error) -> NotRepaired {
     match eviction_response(&error) {
         EvictionResponse::Gone => NotRepaired::Unneeded("Pod is gone"),
-        // The watch delivers the change as an event.
+        // The watch delivers the changed pod as an event, which queues the pod again if needed.
         EvictionResponse::Changed => NotRepaired::Unneeded(
             "Pod has changed; its next event or the next audit finds it again",
         ),

@@ -1,17 +1,17 @@
-//! What a failed eviction says about the pod, by the API server's response. Pure.
+//! Classifies the API server's responses to failed evictions. Pure.
 //!
-//! `evictions.yaml` lists the responses, with their places in the API server's source.
+//! `evictions.yaml` lists the responses, with the places in the API server's source that send them.
 
 use crate::kube::{Error, NOT_FOUND};
 
-/// Part of the message when a disruption budget rejects an eviction. The status code alone is
-/// ambiguous: an overloaded API server sends 429, too.
+/// Part of the message when a disruption budget rejects an eviction. The status code 429 does not
+/// show that, because an overloaded API server responds with 429, too.
 const DISRUPTION_BUDGET: &str = "disruption budget";
 
-/// Part of the message, with status 500, if several disruption budgets select the pod.
+/// Part of the message of status 500, if several disruption budgets select the pod.
 const SEVERAL_BUDGETS: &str = "more than one PodDisruptionBudget";
 
-/// Name of disruption budgets in messages about these objects, with status 404 or 409.
+/// Part of the message of a status 404 or 409 that is about a disruption budget, not about the pod.
 const BUDGETS: &str = "poddisruptionbudget";
 
 /// Start of the message when an admission webhook rejects a request, with any status code that the
@@ -22,23 +22,24 @@ const WEBHOOK: &str = "admission webhook ";
 /// 401 among them.
 const ADMISSION_POLICY: &str = "ValidatingAdmissionPolicy '";
 
-/// What follows `pods "NAME" is forbidden: ` if the account has no permission, whatever the
-/// cluster's authorizer.
+/// Start of the text after `pods "NAME" is forbidden: ` if the account has no permission, whichever
+/// authorizer the cluster uses.
 const NO_PERMISSION: &str = "User ";
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum EvictionResponse {
-    /// The pod was deleted before.
+    /// The pod does not exist any more.
     Gone,
-    /// The pod has another resourceVersion, or is another pod of this name.
+    /// The pod has changed since it was found, or another pod has its name now.
     Changed,
     /// The account may not create evictions.
     NoPermission,
     /// A disruption budget, admission or the API server itself rejects the eviction, for this
-    /// reason. Only a person, or time, changes that.
+    /// reason. Only an operator's change or time removes the reason, so the pod is reported at
+    /// once.
     Refused(String),
-    /// The response says nothing about the pod, such as that of an overloaded API server. Or there
-    /// was none.
+    /// There was no response, or one that says nothing about the pod, such as that of an overloaded
+    /// API server.
     Failed,
 }
 
@@ -52,13 +53,15 @@ pub fn eviction_response(error: &Error) -> EvictionResponse {
     if is_of_admission || message.contains(DISRUPTION_BUDGET) {
         return EvictionResponse::Refused(message.clone());
     }
-    // The API server reads and writes the budget, which other clients change and delete.
+    // An eviction also reads and writes the disruption budget, which other clients change and
+    // delete. So a 404 or 409 may be about the budget, and then says nothing about the pod.
     let is_about_budget = message.contains(BUDGETS);
     match code {
         404 if error.is_status(404, NOT_FOUND) && !is_about_budget => EvictionResponse::Gone,
         409 if !is_about_budget => EvictionResponse::Changed,
         403 if lacks_permission(message) => EvictionResponse::NoPermission,
-        // A 404 without a reason comes from a proxy in front of the API server.
+        // A 404 that gets here is about a budget, or has no reason because a proxy in front of the
+        // API server sent it.
         401 | 404 | 408 | 409 | 429 => EvictionResponse::Failed,
         400..=499 => EvictionResponse::Refused(message.clone()),
         _ => EvictionResponse::Failed,

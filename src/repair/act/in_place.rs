@@ -6,9 +6,9 @@ use crate::firewall::{self, RulesState, describe_missing};
 use crate::redirect::RuleSpec;
 use crate::repair::find::inspect::{Inspected, NETNS_TIMEOUT};
 
-/// Installs the missing rules, or today's rules in place of drifted rules, and reads them back.
-/// Always uses the native backend, whatever `iptablesMode` is: this container lacks the host's
-/// iptables.
+/// Installs the missing rules, or today's rules in place of drifted rules, and reads them back to
+/// verify them. Always uses the native backend, whatever `iptablesMode` is, because the
+/// controller's container lacks the host's iptables.
 pub fn install_rules(inspected: &Inspected) -> Result<(), Box<dyn Error>> {
     let (RulesState::Missing(spec, _) | RulesState::Drifted(spec)) = &inspected.rules else {
         return Ok(());

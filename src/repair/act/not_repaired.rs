@@ -46,7 +46,7 @@ pub enum NotRepaired {
     /// The pod has all its rules, but the last run of its validator failed.
     #[error("Pod has all its redirect rules")]
     Complete,
-    /// The pod is left unchanged for now, and that is reported.
+    /// The pod is left unchanged for now, and the reason is reported in log and Event.
     #[error("{why}")]
     Skipped { why: String, retry: Retry },
     #[error(transparent)]
@@ -81,13 +81,14 @@ impl NotRepaired {
         NotRepaired::Skipped { why: why.into(), retry }
     }
 
-    /// Returns that no repair helps the pod as it is.
+    /// Returns the reason to skip a pod that no repair helps in its present state.
     pub fn impossible(why: impl Into<String>) -> Self {
         NotRepaired::skip(why, Retry::After(RECHECK))
     }
 
-    /// Counts a failed repair. Returns its log line. The metrics of deletions, which upstream has
-    /// too, count only API requests.
+    /// Counts a failed repair, and returns the text of its log line. Upstream's controller also has
+    /// the metrics of failed deletions, which count only requests to the API server. So a failed
+    /// inspection counts as a repair error, in mode `delete` too.
     pub fn count_failure(&self, mode: RepairMode, metrics: &Metrics) -> &'static str {
         let (counter, line) = match (mode, self) {
             (RepairMode::Delete, NotRepaired::Request(error)) if error.is_timeout() => {
@@ -103,11 +104,11 @@ impl NotRepaired {
     }
 }
 
-/// Fails if the plugin would install no rules in the pod, so that no repair helps. Without the
-/// plugin entry (`None`), the pod's containers alone decide.
+/// Fails if the plugin would install no rules in the pod, so that no repair helps. `config` is the
+/// plugin entry; without it, the pod's containers alone decide.
 pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<(), NotRepaired> {
-    // The plugin entry excludes pods by namespace and name. An empty entry excludes none, so that
-    // the containers alone decide.
+    // The plugin entry excludes pods by namespace and name. In place of a missing entry, an empty
+    // one is used: it excludes no pod, so that the containers alone decide.
     let empty = Config::default();
     let view = match pod.facts.skipped_by_containers {
         Some(reason) => PodView::Skip(reason),
@@ -125,11 +126,12 @@ pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<()
 
 /// Fails if a deletion may not help the pod:
 ///
-/// - A static pod keeps running.
-/// - Without the node's copy of its pods, the plugin skips pods by their annotations. Then the
-///   replacement of such a pod would be stranded and deleted, too, and so would the next.
-/// - Nothing replaces a pod without a controller. It is deleted only if the settings say so, or
-///   once a controller has adopted it, which is an event.
+/// - A static pod keeps running after the deletion of its mirror pod.
+/// - A pod without an annotation of a proxy: while the node has no copy of its pods, the plugin
+///   decides by the annotations, so it would skip the pod's replacement. The replacement would be
+///   stranded and deleted, too, and so would the next one.
+/// - Nothing replaces a pod without a controller, so it is deleted only if the settings say so.
+///   Once a controller adopts the pod, the change is an event, and the pod is checked again.
 pub fn check_replacement(facts: &RepairFacts, delete_unmanaged: bool) -> Result<(), NotRepaired> {
     let is_skipped = facts.skipped_by_annotations.is_some();
     match facts.after_deletion {
@@ -153,7 +155,8 @@ pub fn check_replacement(facts: &RepairFacts, delete_unmanaged: bool) -> Result<
     }
 }
 
-/// Explains why a repair does not help: the plugin would skip the pod's replacement, too.
+/// Explains why a repair does not help: the plugin would install no rules in the pod's replacement,
+/// either.
 fn skipped_by_plugin(reason: SkipReason) -> String {
     let remedy = match reason {
         SkipReason::AgentPod => {
@@ -171,8 +174,9 @@ fn skipped_by_plugin(reason: SkipReason) -> String {
     format!("the plugin installs no redirect rules in this pod ({}); {remedy}", reason.text())
 }
 
-/// Returns the result for a pod in which the plugin installs no rules. A pod with a failed
-/// validator is stuck, so it is reported.
+/// Returns why a pod is not repaired in which the plugin installs no rules. If its validator
+/// failed, the pod is stuck without a repair, so it is reported. A running pod simply needs no
+/// rules.
 pub fn no_rules(pod: &StrandedPod, why: String) -> NotRepaired {
     match pod.found.found_by {
         FoundBy::Validator => NotRepaired::impossible(why),

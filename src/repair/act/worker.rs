@@ -21,8 +21,8 @@ use crate::repair::queue::Next;
 use crate::repair::settings::RepairMode;
 use crate::repair::{Shared, agent_ready};
 
-/// Timeout of each API request of the worker, once for connecting and once for the
-/// response. Upstream's value.
+/// Timeout of each API request of the worker, once for connecting and once more for the response.
+/// The value is upstream's.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 const LATER_RESTART: &str = "the repair controller restarts when it has run for 10 minutes, and \
@@ -38,8 +38,8 @@ impl Worker {
         Worker { connection, shared }
     }
 
-    /// Repairs pods until the process exits, or has to restart. Each repair may end at any step:
-    /// the next controller finds the pod again.
+    /// Repairs pods until the process exits, or has to restart. The process may end at any step of
+    /// a repair, because the next controller finds the pod again.
     pub fn run(mut self) {
         loop {
             match self.shared.queue.next() {
@@ -50,7 +50,8 @@ impl Worker {
         }
     }
 
-    /// Asks the agent whether it is ready, and tells the queue. Logs when repairs pause.
+    /// Asks the agent whether it is ready, and tells the queue. Logs a warning if that pauses
+    /// repairs.
     fn ask_agent(&self) {
         let Some(address) = &self.shared.settings.agent_addr else { return };
         let response = agent_ready::ask(address);
@@ -71,7 +72,7 @@ impl Worker {
     }
 
     /// Applies the repair mode to the pod if the pod still needs a repair. Returns the missing
-    /// rules, if the rules were read.
+    /// rules, or no rules if they were not read.
     fn attempt(&mut self, found: &StrandedPod) -> Result<Vec<String>, NotRepaired> {
         let checked = check(&mut self.connection, &self.shared.settings, found)?;
         if let Some(wait) = self.shared.queue.hold(&checked.pod) {
@@ -154,7 +155,9 @@ impl Worker {
                 }
             }
             NotRepaired::Skipped { why, retry } => {
-                // First the report, so that it is due again once the pod is checked again.
+                // Report before the wait starts. A wait can be as long as the time between two
+                // reports, and this order makes the next report due by the time when the pod is
+                // checked again.
                 self.report_skipped(pod, why);
                 if let Retry::After(wait) = retry {
                     self.shared.queue.retry(pod, *wait);
@@ -175,8 +178,8 @@ impl Worker {
                     self.report_skipped(pod, &format!("{reason}; {LATER_RESTART}"));
                 }
             }
-            // The runtime may cache the result later. If it caches no results, only a person can
-            // repair the pod.
+            // Try again, because the runtime may cache the result later. But report the pod at
+            // once: if the runtime caches no results, only a person can repair the pod.
             NotRepaired::NetnsUnknown(NetnsUnknown::NoResult) => {
                 self.log_failure(pod, reason);
                 self.shared.queue.retry(pod, Duration::ZERO);
@@ -200,7 +203,7 @@ impl Worker {
         tracing::warn!(err = %reason, namespace, name, "{line}");
     }
 
-    /// Reports why the pod is left unchanged for now, unless it was reported for the same reason a
+    /// Reports why the pod is left unchanged for now, unless the same reason was reported for it a
     /// short time ago.
     fn report_skipped(&mut self, pod: &StrandedPod, why: &str) {
         if self.shared.queue.is_report_due(pod, why) {
@@ -209,8 +212,8 @@ impl Worker {
     }
 }
 
-/// Ends the process as SIGTERM does. The kubelet then starts the container with the mounts that the
-/// node has by then.
+/// Ends the process by sending SIGTERM to itself. The kubelet then starts the container again, with
+/// the netns mounts that the node has at that time.
 fn restart() {
     tracing::info!("Restarting, to enter network namespaces that were mounted after the start");
     if let Err(error) = kill(Pid::this(), Signal::SIGTERM) {
@@ -218,8 +221,8 @@ fn restart() {
     }
 }
 
-/// Whether an attempt may have changed the pod, and so counts for the repair budget. A rejected
-/// request changed nothing. A request without a response may have been carried out.
+/// Whether an attempt may have changed the pod, so that it counts against the repair budget. A
+/// rejected request changed nothing, but a request without a response may have been carried out.
 fn may_have_changed_pod(result: &Result<(), NotRepaired>) -> bool {
     match result {
         Err(NotRepaired::Skipped { .. } | NotRepaired::Unneeded(_)) => false,

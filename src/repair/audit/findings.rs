@@ -1,6 +1,6 @@
 //! What one audit found. Pure.
 //!
-//! The verdict on a pod is right (complete rules), wrong (damaged) or unknown.
+//! An audit finds the rules of a pod complete or damaged, or the rules stay unknown.
 
 use std::time::SystemTime;
 
@@ -14,7 +14,8 @@ use crate::repair::pod_events::REPLACE;
 pub struct Findings {
     /// Pods with all rules.
     pub complete: Vec<FoundPod>,
-    /// Number of the pods with all rules whose rules are not today's.
+    /// Number of pods in `complete` whose rules differ from those that the plugin would install
+    /// now.
     pub drifted: usize,
     /// Pods with missing or changed rules.
     pub damaged: Vec<StrandedPod>,
@@ -22,10 +23,10 @@ pub struct Findings {
     pub unreadable: Vec<FoundPod>,
     /// Pods that cannot be judged, with the reasons.
     pub errors: Vec<PodError>,
-    /// Number of pods beyond the longest list.
+    /// Number of pods that were not audited, because the node has more pods than a list may have.
     pub not_listed: usize,
-    /// Number of pods that may have started without the plugin, and whose netns only a restart
-    /// shows.
+    /// Number of pods that may have started without the plugin, but whose netns is hidden from this
+    /// container until it restarts.
     pub not_shown: usize,
     /// Number of meshed pods that do not run yet.
     pub starting: usize,
@@ -40,8 +41,8 @@ pub struct PodError {
 impl Findings {
     /// Adds the result of one pod. The rules are `None` if the plugin installs none in the pod.
     ///
-    /// A pod whose netns was made after `plugin_works_since` started by the plugin, and so needs no
-    /// audit after the start.
+    /// Audits after the start set `plugin_works_since`. They may leave out a pod whose netns was
+    /// made later, because the plugin has installed the rules of that pod.
     pub fn add(
         &mut self,
         pod: StrandedPod,
@@ -72,8 +73,9 @@ impl Findings {
         }
     }
 
-    /// Adds a failed inspection. After the start, a netns that this container does not show is not
-    /// an error.
+    /// Adds a failed inspection. For an audit after the start, it is no error if the netns was
+    /// mounted too late for this container to see: only a pod from before the plugin then needs an
+    /// audit, so it is counted for a restart.
     fn add_error(
         &mut self,
         pod: FoundPod,
@@ -124,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// A pod that started by the plugin, or whose netns a restart shows, is no error.
+    /// A netns that this container cannot see is no error in an audit after the start.
     #[test]
     fn a_pod_with_a_later_netns_needs_a_restart_if_it_is_older_than_the_plugin() {
         let now = SystemTime::now();

@@ -1,4 +1,4 @@
-//! When states that last are reported by Events: of a pod, or of all audits. Pure.
+//! Decides when Events report a state that lasts, of one pod or of all audits. Pure.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::repair::find::stranded::FoundPod;
 use crate::repair::turn::attempts::REPORT_INTERVAL;
 
-/// The reports of one state.
+/// When one state began, and when it was last reported.
 pub struct ReportTimes {
     since: Instant,
     last_report: Option<Instant>,
@@ -18,8 +18,8 @@ impl ReportTimes {
         ReportTimes { since: now, last_report: None }
     }
 
-    /// Returns whether the state, which still lasts, is to be reported at `now`: first after `grace`,
-    /// then after each [`REPORT_INTERVAL`]. Records the report.
+    /// Returns whether to report the state, which still lasts at `now`: first after `grace`, then
+    /// after each [`REPORT_INTERVAL`]. If so, records the report.
     pub fn record(&mut self, grace: Duration, now: Instant) -> bool {
         let is_due = match self.last_report {
             None => self.is_older_than(grace, now),
@@ -53,8 +53,8 @@ impl PodReports {
         PodReports { grace, pods: HashMap::new() }
     }
 
-    /// Records the pods that an audit found in the state at `now`, each with the reason, and forgets
-    /// all others. Returns those to report.
+    /// Records the pods that an audit found in the state at `now`, each with the reason, and
+    /// forgets all other pods. Returns the pods to report.
     pub fn record<'a>(
         &mut self,
         found: impl Iterator<Item = (&'a FoundPod, &'a str)>,
@@ -73,13 +73,13 @@ impl PodReports {
         due
     }
 
-    /// Returns the reported ones of these pods, which are no longer in the state: their reports are
-    /// to be ended. To be called before [`PodReports::record`], which forgets them.
+    /// Returns which of `pods` were reported. The caller passes pods that have left the state, and
+    /// ends their reports. Has to be called before [`PodReports::record`], which forgets such pods.
     pub fn ended<'a>(&self, pods: impl Iterator<Item = &'a FoundPod>) -> Vec<&'a FoundPod> {
         pods.filter(|pod| self.pods.get(&pod.uid).is_some_and(ReportTimes::is_reported)).collect()
     }
 
-    /// Returns the number of pods that are in the state for the time of grace.
+    /// Returns the number of pods that have been in the state for at least `grace`.
     pub fn lasting(&self, now: Instant) -> usize {
         self.pods.values().filter(|times| times.is_older_than(self.grace, now)).count()
     }

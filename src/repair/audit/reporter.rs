@@ -1,6 +1,6 @@
 //! Counts and reports what an audit found, and queues the damaged pods. The worker repairs them.
 //!
-//! Pods whose rules are not those of today's values (drift) are only counted.
+//! Pods with drift, whose rules are complete but not those of today's values, are not repaired.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,10 +24,11 @@ pub struct AuditReporter {
     had_drift: bool,
     /// Pods whose rules are unknown.
     unknown: PodReports,
-    /// Damaged pods that are not evicted while evictions are suspended.
+    /// Damaged pods that are left unchanged while evictions are suspended.
     held_back: PodReports,
+    /// Since when evictions are suspended. `None` while they are not.
     suspended: Option<ReportTimes>,
-    /// Audits that judged no pod at all.
+    /// Since when audits have failed, and so judged no pod. `None` after a successful audit.
     failing: Option<ReportTimes>,
 }
 
@@ -46,8 +47,8 @@ impl AuditReporter {
     /// Counts and reports the findings, and queues the damaged pods unless they are too many.
     pub fn conclude(&mut self, connection: &mut Connection, findings: &Findings, now: Instant) {
         let suspension = suspension(self.shared.settings.mode, findings);
-        // Evictions are suspended before the findings are reported: meanwhile the worker would evict
-        // pods of earlier audits.
+        // Suspend evictions before the reports, which take requests: meanwhile the worker would
+        // evict pods that earlier audits queued.
         self.shared.queue.suspend_audit_repairs(suspension.is_some());
         if suspension.is_none() {
             for pod in &findings.damaged {
@@ -79,7 +80,8 @@ impl AuditReporter {
         metrics.audits.inc();
     }
 
-    /// Counts and logs that an audit judged no pod. Once that lasts, publishes an Event on the node.
+    /// Counts and logs a failed audit, which judged no pod. Once audits have failed for
+    /// [`FAILURE_GRACE`], publishes an Event on the node.
     pub fn record_failure(&mut self, connection: &mut Connection, error: &str, now: Instant) {
         tracing::warn!(err = %error, "Cannot audit the pods of this node");
         let metrics = &self.shared.metrics;
@@ -103,7 +105,8 @@ impl AuditReporter {
         metrics.audit_pods_drifted.set(findings.drifted as i64);
     }
 
-    /// Ends the Event on the node that audits fail.
+    /// Records that audits do not fail any more. If an Event on the node reported the failures,
+    /// publishes another one that ends the report.
     fn end_failure(&mut self, connection: &mut Connection) {
         self.shared.metrics.audits_failing.set(0);
         if let Some(times) = self.failing.take()
@@ -114,8 +117,9 @@ impl AuditReporter {
         }
     }
 
-    /// Ends the Events on pods that were unknown and are judged now, and on pods that were held back
-    /// and have their rules now. The Events of a repair end those on other damaged pods.
+    /// Publishes the Events that end earlier reports: on pods whose rules were unknown and are
+    /// known now, and on pods that were held back and have all their rules now. Damaged pods need
+    /// none: the worker publishes an Event when it repairs them.
     fn end_pod_reports(&self, connection: &mut Connection, findings: &Findings) {
         for pod in self.unknown.ended(findings.judged()) {
             self.shared.publish_event(connection, Regarding::from(pod), &known_event());
@@ -125,7 +129,8 @@ impl AuditReporter {
         }
     }
 
-    /// Publishes an Event on each pod whose rules are unknown for long, and counts these pods.
+    /// Publishes an Event on each pod whose rules have been unknown for [`FAILURE_GRACE`], and
+    /// counts these pods.
     fn report_unknown(&mut self, connection: &mut Connection, findings: &Findings, now: Instant) {
         for (pod, why) in self.unknown.record(findings.unknown(), now) {
             let FoundPod { namespace, name, .. } = pod;
@@ -137,7 +142,7 @@ impl AuditReporter {
         self.shared.metrics.audit_pods_unknown.set(unknown as i64);
     }
 
-    /// Publishes an Event on each damaged pod that is not evicted.
+    /// Publishes an Event on each damaged pod that is held back while evictions are suspended.
     fn report_held_back(&mut self, connection: &mut Connection, findings: &Findings, now: Instant) {
         let damaged = findings.damaged.iter().map(|pod| (&pod.found, HELD_BACK));
         for (pod, why) in self.held_back.record(damaged, now) {
@@ -145,7 +150,7 @@ impl AuditReporter {
         }
     }
 
-    /// Reports drift, unless the last audit found drift, too.
+    /// Reports drift, unless the audit before also found drift.
     fn report_drift(&mut self, connection: &mut Connection, drifted: usize) {
         if drifted > 0 && !self.had_drift {
             let note = format!(
@@ -159,7 +164,8 @@ impl AuditReporter {
         self.had_drift = drifted > 0;
     }
 
-    /// Logs that evictions are suspended, and publishes an Event on the node.
+    /// Logs that evictions are suspended. Publishes an Event on the node about that, and another
+    /// one when the suspension ends.
     fn report_suspension(
         &mut self,
         connection: &mut Connection,
@@ -199,8 +205,8 @@ impl AuditReporter {
     }
 }
 
-/// Logs which pods could not be audited. Logs errors once for each audit, not for each pod: an
-/// invalid setting affects every pod.
+/// Logs how many pods could not be audited, and why. Errors take one line for each audit, with the
+/// first error, because an invalid setting causes the same error for every pod.
 fn log_gaps(findings: &Findings) {
     if let Some(PodError { pod: FoundPod { namespace, name, .. }, why }) = findings.errors.first() {
         let (err, pods) = (format!("{namespace}/{name}: {why}"), findings.errors.len());

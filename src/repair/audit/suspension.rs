@@ -1,26 +1,26 @@
 //! The brake of mode `delete`: decides whether an audit that found most of a node's pods damaged
 //! may evict them. Pure.
 //!
-//! Then the audit itself may be wrong, and evicting most pods of a node would be an outage. In the
-//! other modes there is nothing to prevent: `in-place` changes only pods that lack rules and keeps
-//! their connections, and `report` changes nothing.
+//! If most pods seem damaged, the audit itself may be wrong, and evicting most pods of a node would
+//! be an outage. The other modes need no brake: `in-place` changes only pods that lack rules and
+//! keeps their connections, and `report` changes nothing.
 
 use super::findings::Findings;
 use crate::repair::settings::RepairMode;
 
-/// Number of damaged pods up to which they are evicted, even if they are most pods of the node.
+/// Up to this number, damaged pods are evicted even if they are most pods of the node.
 const FEW_PODS: usize = 2;
 
-/// So many pods are damaged that the audit itself may be wrong.
+/// Numbers of an audit that found so many damaged pods that the audit itself may be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MostlyDamaged {
     pub damaged: usize,
     pub compared: usize,
 }
 
-/// Returns whether evictions are suspended, since most of the compared pods are damaged. Damage in
-/// only one of several namespaces is no reason: its tenant must not suspend the repairs of the
-/// others.
+/// Decides whether evictions are suspended because most of the compared pods are damaged. Returns
+/// the numbers of these pods, or `None` if evictions go on. Damage in only one of several
+/// namespaces suspends nothing, because its tenant must not stop the repairs of other tenants.
 pub fn suspension(mode: RepairMode, findings: &Findings) -> Option<MostlyDamaged> {
     if mode != RepairMode::Delete {
         return None;

@@ -1,4 +1,4 @@
-//! Compares the rules in a pod's netns with those that the pod started with.
+//! Compares the rules in a pod's netns with the rules with which the pod started.
 //! Leaves out pods without a proxy, and pods that the plugin skips by namespace or name.
 
 use std::error::Error;
@@ -24,7 +24,7 @@ use crate::verdict::{PodView, Verdict, verdict};
 /// Longest time for reading, or installing, the rules of one netns.
 pub const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why rules are unknown that are [`RulesState::Unreadable`].
+/// What Events and logs say about a pod whose rules are [`RulesState::Unreadable`].
 pub const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, or too \
                               many rules, which the repair controller cannot read; delete the pod \
                               to replace it, and set iptablesMode=auto if it is legacy";
@@ -38,15 +38,15 @@ pub enum InspectError {
     Rules(#[from] Box<dyn Error>),
 }
 
-/// Rules of a pod in which the plugin installs rules.
+/// A pod's netns and the state of its rules, if the plugin installs rules in the pod.
 #[derive(Debug)]
 pub struct Inspected {
     pub netns: Netns,
     pub rules: RulesState,
 }
 
-/// Inspects pods. Reads the runtime's cache and each API object only once: create a new inspector
-/// for each audit or repair.
+/// Inspects pods. Reads the runtime's cache and each API object only once, so a new inspector is
+/// needed for each audit or repair.
 pub struct Inspector {
     config: Config,
     netns_lookup: NetnsLookup,
@@ -64,17 +64,18 @@ impl Inspector {
         matches!(verdict(&self.config, pod, PodView::Incomplete), Verdict::Skipped(_))
     }
 
-    /// Compares the pod's rules with those that it started with. Changes nothing. `None`: the
-    /// plugin installs no rules for this pod.
+    /// Compares the pod's rules with the rules with which the pod started. Changes nothing. Returns
+    /// `None` if the plugin installs no rules in this pod.
     pub fn inspect(
         &mut self,
         pod: &StrandedPod,
         facts: Decision<ObjectFacts>,
     ) -> Result<Option<Inspected>, InspectError> {
-        // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
+        // The containers decide whether the pod is meshed, not the annotations, which `kubectl
+        // debug --copy-to` does not copy.
         let Decision::Redirect(known) = facts else { return Ok(None) };
         let name = pod.found.pod_ref();
-        // If the pod's name decides, no other object is read.
+        // Check the name first: if it decides, no other object has to be read.
         if self.is_skipped_by_name(&name) {
             return Ok(None);
         }
@@ -85,7 +86,8 @@ impl Inspector {
         };
         let (today, problem) = match verdict {
             Verdict::NotCalled(_) | Verdict::Skipped(_) => return Ok(None),
-            // A pod that shares the proxy's user may have started before ADD refused such pods.
+            // ADD refuses a pod that shares the proxy's user, but the pod may have started before
+            // ADD refused such pods. So its rules are compared as well.
             Verdict::Redirected(today)
             | Verdict::Refused(Refusal::SharedProxyUser { .. }, today) => (Some(today), None),
             Verdict::Refused(sandbox @ Refusal::Sandbox { .. }, _) => {
@@ -97,7 +99,8 @@ impl Inspector {
         let today = today.map(|resolved| firewall::rule_spec(resolved.redirect, resolved.ipv6));
         let rules = read_rules(&netns, today)?;
         match problem {
-            // Without today's rules, every pod without a marker is unreadable.
+            // Without today's rules, each pod whose netns has no marker is reported as unreadable.
+            // The cause is then not the netns but the problem, so the problem is the error.
             Some(problem) if rules == RulesState::Unreadable => Err(problem.into()),
             _ => Ok(Some(Inspected { netns, rules })),
         }

@@ -1,9 +1,9 @@
 //! Finds a pod's netns by the CNI result that the runtime cached at the pod's ADD. Always checks
 //! that the netns has the pod's address: cached results and netns files can outlive their pod.
 //!
-//! The runtime mounts each netns on a file of its own. The container has the mounts of the time
-//! when it started (docs/decisions/0012-netns-mounts-without-propagation.md). In it, the file of a
-//! later netns is empty, until the container restarts.
+//! The runtime mounts each netns on a file of its own. This container has only the mounts of the
+//! time when it started (docs/decisions/0012-netns-mounts-without-propagation.md). The file of a
+//! netns that was mounted later is empty in this container, until the container restarts.
 
 use std::collections::HashMap;
 use std::fs;
@@ -42,7 +42,7 @@ pub enum NetnsUnknown {
     NoResult,
 }
 
-/// The netns of each pod of the node, as read once.
+/// The netns paths of the node's pods, from the runtime's cached results, which are read once.
 pub struct NetnsLookup {
     /// Netns paths from cached results. The key is the pod's UID, or `namespace/name` if the
     /// runtime does not pass the UID to plugins.
@@ -67,8 +67,8 @@ impl NetnsLookup {
         NetnsLookup { by_pod, started: settings.started }
     }
 
-    /// Opens the pod's netns. Never opens the netns of another pod, because the rules would break
-    /// that pod.
+    /// Opens the pod's netns. Never returns the netns of another pod, because rules that are
+    /// installed there would break that pod.
     pub fn find(&self, pod: &StrandedPod) -> Result<Netns, NetnsUnknown> {
         let address = pod.facts.address.ok_or(NetnsUnknown::NoAddress)?;
         let mut unknown = NetnsUnknown::NoResult;
@@ -80,6 +80,8 @@ impl NetnsLookup {
                     continue;
                 }
             };
+            // The controller's own netns is no pod's, even if it has the address in the pod's
+            // status.
             if netns.is_current() {
                 continue;
             }
@@ -97,8 +99,9 @@ impl NetnsLookup {
         Err(unknown)
     }
 
-    /// Returns when the runtime made the netns file, if a netns may have been mounted on it too
-    /// late for this container. An older file without a netns was left behind.
+    /// Returns when the runtime made the netns file, if a netns may have been mounted on the file
+    /// after this container got its mounts. `None` for a netns, and for an older file without a
+    /// netns, which the runtime left behind.
     fn mounted_later(&self, netns: &Netns) -> Option<SystemTime> {
         let made = netns.made_without_netns()?;
         if made + START_BUDGET < self.started {
@@ -177,7 +180,8 @@ mod tests {
         assert_eq!(lookup.mounted_later(&mounted), None);
     }
 
-    /// A pod's status may have any address, and a netns file may have been replaced.
+    /// A pod's status may have any address, and a netns file may have been replaced, so that the
+    /// controller's own netns may seem to match.
     #[test]
     fn the_netns_of_the_controller_itself_is_never_a_pods() {
         let own = vec![PathBuf::from("/proc/self/ns/net")];

@@ -1,4 +1,4 @@
-//! Reads the plugin's configuration for the next pod.
+//! Reads the plugin entry with which the runtime will call the plugin for the next pod.
 
 use std::error::Error;
 use std::fmt::Display;

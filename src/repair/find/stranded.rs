@@ -22,10 +22,10 @@ pub const INJECTED_LABEL: &str = "linkerd.io/control-plane-ns";
 /// How a pod without redirect rules was found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FoundBy {
-    /// Its validator exited with [`NOT_REDIRECTED`].
+    /// The pod's validator exited with [`NOT_REDIRECTED`].
     #[default]
     Validator,
-    /// An audit read the rules in its netns.
+    /// An audit read the rules in the pod's netns.
     Audit,
 }
 
@@ -46,7 +46,7 @@ pub struct FoundPod {
     pub found_by: FoundBy,
 }
 
-/// What a repair has to know of a pod.
+/// Facts about a pod on which its repair depends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepairFacts {
     /// Identifies the object that replaces the pod: UID of the pod's controller or else of its
@@ -56,8 +56,8 @@ pub struct RepairFacts {
     /// creationTimestamp: RFC 3339 with whole seconds.
     pub created: String,
     /// Why the plugin would skip the pod's replacement by the annotations alone, if neither the
-    /// agent nor the API server provided the pod object. `None` for a pod that the injector
-    /// labelled: the injector also injects the replacement.
+    /// agent nor the API server gave the plugin the pod object. `None` for a pod with the
+    /// injector's label, because the injector injects the replacement, too.
     pub skipped_by_annotations: Option<SkipReason>,
     /// Why the plugin skips a pod with these containers. `None` for a meshed pod.
     pub skipped_by_containers: Option<SkipReason>,
@@ -80,14 +80,15 @@ pub enum AfterDeletion {
 }
 
 impl StrandedPod {
-    /// Returns the pod if it may need a repair by its present status alone: a first failure of the
-    /// validator counts, and so does a failure from before the controller started. Whether a
-    /// running pod lacks rules is not known from its object.
+    /// Returns the pod if its present status alone shows that it may need a repair. So a first
+    /// failure of the validator counts, and so does a failure from before the controller started.
+    /// An audit takes each running meshed pod, because the object does not show whether rules are
+    /// missing.
     ///
     /// Returns `None` for a pod that is terminating or finished, or has no netns of its own.
     pub fn from_object(pod: &Pod, found_by: FoundBy) -> Option<Self> {
         let may_need_repair = match found_by {
-            // Other programs may use the validator's name.
+            // The pod must be injected or meshed, too: other programs may use the validator's name.
             FoundBy::Validator => is_validator_failed(pod) && (is_injected(pod) || is_meshed(pod)),
             FoundBy::Audit => runs(pod) && is_meshed(pod),
         };
@@ -158,8 +159,9 @@ fn is_exempt(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some() || pod.spec.host_network || pod.status.has_ended()
 }
 
-/// Whether a meshed pod does not run yet, so that no audit can judge it. After a reboot its netns may
-/// be older than the plugin, and kubelet may skip its validator.
+/// Whether a meshed pod does not run yet, so that no audit can judge it and another audit has to
+/// follow. After a reboot the pod's netns may be older than the plugin, and the kubelet may skip
+/// the validator, which would have found that.
 pub fn is_starting(pod: &Pod) -> bool {
     is_meshed(pod) && !runs(pod) && !is_exempt(pod)
 }

@@ -8,12 +8,12 @@ use crate::kube::connection::Connection;
 use crate::kube::pod_watch::{self, Selection, Update};
 use crate::repair::Shared;
 
-/// Longest wait before the first list.
+/// Longest wait before the first list. The wait is random, so that the nodes do not list together.
 const START_SPREAD: Duration = Duration::from_secs(5);
 
 /// Watches the pods of the node until the process exits.
 ///
-/// A list may be older than the last event of the watch. No repair relies on the list alone: a
+/// A list may be older than the last event of the watch, so no repair relies on the list alone: a
 /// deletion has UID and resourceVersion as preconditions, and in the other modes the worker reads
 /// the pod again.
 pub fn run(connection: Connection, shared: &Shared) {

@@ -25,16 +25,19 @@ pub const REPORT_INTERVAL: Duration = Duration::from_secs(2400);
 /// the API server, are over by then.
 pub const FAILURE_GRACE: Duration = Duration::from_secs(60);
 
-/// What [`Attempts`] remembers of a report that the repair fails.
+/// Reason under which [`Attempts`] remembers the report of a failing repair. All errors share it,
+/// so that a new error is not reported as a new reason.
 const REPAIR_FAILS: &str = "the repair fails";
 
 /// Earlier attempts to repair one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempts {
+    /// The pod's next turn does not come before this time.
     not_before: Instant,
-    /// Number of attempts since the last repair.
+    /// Number of attempts that did not repair the pod, since the last repair.
     failures: u32,
-    /// The first failed request or inspection since the last repair. A skipped pod has none.
+    /// Time of the first failed request or inspection since the last repair. `None` if a pod was
+    /// only skipped.
     failing_since: Option<Instant>,
     /// The last report of why the pod was left unchanged.
     last_report: Option<Report>,
@@ -65,15 +68,16 @@ impl Attempts {
         self.not_before.saturating_duration_since(now)
     }
 
-    /// Records an attempt without a repair. The pod waits at least for `wait`, and longer after each
-    /// such attempt.
+    /// Records an attempt that did not repair the pod. The pod waits at least for `wait`, and
+    /// longer after each such attempt.
     pub fn record_attempt(&mut self, now: Instant, wait: Duration) {
         self.not_before = now + wait.max(delay(RETRIES, self.failures));
         self.failures += 1;
     }
 
-    /// Records a failed request or inspection. Returns whether to report it: once failures have
-    /// lasted for [`FAILURE_GRACE`], and again after [`REPORT_INTERVAL`], whatever their texts.
+    /// Records a failed request or inspection. Returns whether to report the failure: once failures
+    /// have lasted for [`FAILURE_GRACE`], and again after [`REPORT_INTERVAL`], even if the errors
+    /// differ.
     pub fn record_failure(&mut self, now: Instant) -> bool {
         self.record_attempt(now, Duration::ZERO);
         let since = *self.failing_since.get_or_insert(now);
@@ -86,15 +90,15 @@ impl Attempts {
         self.had_all_rules = false;
     }
 
-    /// Records that the pod was only reported. It stays stranded, and its validator fails again
-    /// every few seconds.
+    /// Records that the pod was only reported. The pod stays stranded, and its validator fails
+    /// again every few seconds, so the pod waits until its next report is due.
     pub fn record_report_only(&mut self, now: Instant) {
         self.record_repair();
         self.not_before = now + REPORT_INTERVAL;
     }
 
-    /// Records that the pod has all its rules, although its validator failed. Returns whether
-    /// that was so some minutes before, too: then the validator has run again since, and fails in
+    /// Records that the pod has all its rules, although its validator failed. Returns whether that
+    /// was already so some minutes before: in between, the validator has run again, so it fails in
     /// spite of the rules.
     pub fn record_complete(&mut self, now: Instant) -> bool {
         let was_complete = self.had_all_rules && now < self.not_before + COMPLETE_HOLD;
@@ -105,7 +109,7 @@ impl Attempts {
     }
 
     /// Returns whether to report `why` the pod is left unchanged: a new reason at once, the same
-    /// reason once in [`REPORT_INTERVAL`]. Records the report.
+    /// reason once in [`REPORT_INTERVAL`]. If so, records the report.
     pub fn is_report_due(&mut self, why: &str, now: Instant) -> bool {
         if let Some(last) = &self.last_report
             && last.why == why

@@ -1,18 +1,20 @@
 //! The repair budget: limits the repairs per minute. Pure.
 //!
-//! After a boot that stranded all pods of a node, the controller does not delete them all at once.
-//! A tenant with many stranded pods does not delay the repairs of other namespaces.
+//! The budget of the node keeps the controller from deleting all pods at once after a boot that
+//! stranded them. The limit for each namespace keeps a tenant with many stranded pods from delaying
+//! the repairs of other namespaces.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Time in which the repairs are counted.
+/// Length of the period in which repairs are counted.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Allows a fixed number of repairs in any period of 60 s, and half of them in one namespace.
+/// Allows a fixed number of repairs in any period of 60 s, and half of them, rounded up, in one
+/// namespace.
 pub struct RepairBudget {
     repairs_per_minute: usize,
-    /// The newest repairs, at most those of a minute, oldest first.
+    /// The newest repairs, oldest first, at most `repairs_per_minute` of them.
     repairs: VecDeque<Repair>,
 }
 

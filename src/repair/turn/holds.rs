@@ -9,18 +9,19 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::repair::find::stranded::StrandedPod;
 use crate::repair::settings::RepairMode;
 
-/// Time for which a repaired pod is not repaired again. Also the first hold of a pod that was
-/// created after another pod of its owner was deleted. This hold doubles with each deletion.
+/// Time for which a repaired pod is not repaired again. In mode `delete`, the first hold of a pod
+/// that was created after another pod of its owner was deleted; this hold doubles with each
+/// deletion of such a replacement.
 const HOLD: Duration = Duration::from_secs(60);
 
 /// Longest hold after deletions that did not help.
 const LONGEST_HOLD: Duration = Duration::from_secs(3600);
 
 /// Time after which a repair is forgotten, so that the next hold is [`HOLD`] again. The repair
-/// budget of this time bounds the memory.
+/// budget limits the repairs in this time, and so bounds the memory.
 const REMEMBERED: Duration = Duration::from_secs(2 * 3600);
 
-/// The repairs of the last hours.
+/// Remembers the repairs of the last hours, and decides from them which pods are held.
 ///
 /// After the deletion of a pod, other pods of the same owner may be stranded:
 ///
@@ -40,8 +41,8 @@ pub struct Holds {
     repairs: HashMap<Key, Repair>,
 }
 
-/// Namespace, and the pod's UID or its owner. Pods of two namespaces never share an entry: a
-/// tenant may claim the owner of another tenant's pods.
+/// The namespace, and the pod's UID or the key of its owner. The namespace keeps tenants apart: a
+/// tenant may claim that its pods have the owner of another tenant's pods.
 type Key = (String, String);
 
 struct Repair {
@@ -67,7 +68,7 @@ impl Holds {
         Holds { deletes_pods: mode == RepairMode::Delete, repairs: HashMap::new() }
     }
 
-    /// Returns how long the pod is still held at `now`, if it is.
+    /// Returns how long the pod is still held at `now`. `None` if it is not held.
     pub fn wait(&self, pod: &StrandedPod, now: Instant) -> Option<Duration> {
         let repair = self.repairs.get(&self.key(pod))?;
         if self.deletes_pods && !repair.has_replacement(pod) {
@@ -77,8 +78,8 @@ impl Holds {
         if now < end { Some(end - now) } else { None }
     }
 
-    /// Records a repair. From `now` on, which is `date` by the node's clock, the pod is held, or
-    /// the replacements of the deleted pod.
+    /// Records a repair at `now`, which is `date` by the node's clock. From then on, the pod is
+    /// held, or in mode `delete` the replacements of the deleted pod.
     pub fn record(&mut self, pod: &StrandedPod, now: Instant, date: SystemTime) {
         self.repairs.retain(|_, repair| now.duration_since(repair.since) < REMEMBERED);
         let key = self.key(pod);
