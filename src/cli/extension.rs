@@ -26,15 +26,17 @@ use crate::extension::{bypass, checks, explain, facts};
 use crate::verdict::outcome::Outcome;
 use cluster::ClusterFlags;
 
-/// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
+/// Response to `_extension-metadata`. `linkerd check` compares the name in it with the file name of
+/// the extension.
 const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
 /// Time between two attempts of the checks, as in `linkerd check`.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// Time to ask the agents, in each attempt of the checks.
+/// Time for asking all agents, in each attempt of the checks.
 const AGENTS_BUDGET: Duration = Duration::from_secs(60);
-/// Time for all requests of a report, or of an attempt of the checks. 150,000 pods take minutes.
+/// Time for all requests of a report, or of an attempt of the checks. Reading 150,000 pods takes
+/// minutes.
 const REQUESTS_BUDGET: Duration = Duration::from_secs(600);
-/// Longest time to wait. A longer `--wait` counts as this.
+/// Upper limit of `--wait`. A longer time is cut to this.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
 /// Checks and explains Linkerd's CNI plugin in a cluster, and lists paths around the proxy. Needs
@@ -112,7 +114,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Returns the outcome of the report. An error is why there is no report.
+/// Runs the command, prints its report and returns the outcome. An error says why there is no
+/// report.
 fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let cluster = &flags.cluster;
     let api = &Kubectl::new(cluster.kubectl());
@@ -155,7 +158,8 @@ fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Returns the API for all requests of a report.
+/// Returns the API for all requests of a report, which together may take [`REQUESTS_BUDGET`]. Fails
+/// if the API server cannot be reached.
 fn connected(api: &Kubectl) -> anyhow::Result<AskedUntil<'_>> {
     connect(api).context("cannot query the Kubernetes API")?;
     Ok(AskedUntil { api, end: Deadline::after(REQUESTS_BUDGET) })
@@ -166,7 +170,8 @@ fn connect(api: &Kubectl) -> Result<(), requests::Error> {
     requests::get::<Value>(api, "/version").map(drop)
 }
 
-/// Checks the cluster of each context, several at a time. Returns them in the order of the flag.
+/// Checks the cluster of each context, several at a time. Returns the results in the order of the
+/// contexts in `--contexts`.
 fn check_contexts(cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<(String, Vec<Check>)> {
     let mut clusters = in_parallel(flags.contexts.clone(), |context| {
         let flag = format!("--context={context}");
@@ -177,7 +182,8 @@ fn check_contexts(cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<(String, Ve
     clusters
 }
 
-/// Runs the checks of one cluster until none may succeed later, at most for the time to wait.
+/// Runs the checks of one cluster. Repeats them while a failed check may succeed later, at most for
+/// the time of `--wait`.
 fn check_cluster(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
     if let Err(error) = connect(api) {
         return vec![reachable(Severity::Unknown.because(error.to_string()))];
@@ -230,7 +236,7 @@ fn is_dumb() -> bool {
 
 fn print(text: &str) -> anyhow::Result<()> {
     match write_to_stdout(text) {
-        // The reader, such as `head`, has seen enough.
+        // A reader such as `head` closes the pipe once it has seen enough, which is no failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to stdout"),
     }

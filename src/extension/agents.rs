@@ -48,9 +48,9 @@ impl Agent {
         !newest.is_empty() && self.pod["metadata"]["labels"]["pod-template-generation"] == newest
     }
 
-    /// Returns why the pod is not ready: from the agent, else from the pod's containers, its
-    /// conditions or Events on it. `None` if the pod is ready. The repair controller is one of its
-    /// containers, and the agent does not know of it.
+    /// Returns why the pod is not ready, `None` if it is: the agent's own reason, or else what the
+    /// pod's containers, its conditions or Events on it say. The pod also has the container of the
+    /// repair controller, of which the agent knows nothing, so the agent's reason is not enough.
     pub fn not_ready(&self, events: &[Value]) -> Option<String> {
         if let Some(body) = self.body()
             && let Some(why) = &body.not_ready
@@ -99,7 +99,8 @@ impl Agent {
         }
     }
 
-    /// Returns which container is not ready, other than the agent's, of which `/status` says more.
+    /// Returns the first container that is not ready. Leaves out the agent's container, because its
+    /// `/status` says more.
     fn unready_container(&self) -> Option<String> {
         let container = items(&self.pod["status"]["containerStatuses"]).find(|container| {
             container["ready"] == false && container["name"] != AGENT_CONTAINER
@@ -113,8 +114,8 @@ impl Agent {
         }
     }
 
-    /// Returns the newest Event on the pod that says why a container cannot start. Other Warning
-    /// Events, such as MissingClusterDNS, do not keep a container from starting.
+    /// Returns the newest Event on the pod that says why a container cannot start. Leaves out
+    /// Warning Events such as MissingClusterDNS, which do not keep a container from starting.
     fn failed_event<'e>(&self, events: &'e [Value]) -> Option<&'e Value> {
         events.iter().rev().find(|event| {
             event["involvedObject"]["uid"] == self.pod["metadata"]["uid"]
@@ -131,7 +132,8 @@ pub fn ask_agents(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Vec<A
     Ok(agents)
 }
 
-/// Lists the agents' pods. Those that are not ready are the first to be asked.
+/// Lists the agents' pods. The pods that are not ready come first, so that their agents are asked
+/// before the time is up.
 fn agent_pods(api: &dyn Api, namespace: &str) -> Result<Vec<Value>, Error> {
     let mut pods = get_list(api, &format!("/api/v1/namespaces/{namespace}/pods"), SELECTOR)?;
     pods.sort_by_key(is_ready);

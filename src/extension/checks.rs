@@ -36,10 +36,12 @@ const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 const REINSTALL: &str = "install the chart again (helm upgrade, or scripts/install-cni | kubectl \
                          apply -f -), which creates missing objects";
 
-/// Checks the chart that is installed in `namespace`. Without a DaemonSet, other checks would only
-/// repeat that. The control plane is in `linkerd_namespace`. Agents are asked until `end`.
+/// Checks the chart that is installed in `namespace`. If the DaemonSet is missing, that is the only
+/// result, because the other checks would only repeat it. The control plane is in
+/// `linkerd_namespace`. Agents are asked until `end`.
 ///
-/// `linkerd check` runs these checks on every cluster, also on those that do not use the plugin.
+/// `linkerd check` runs these checks on every cluster, also on those that do not use the plugin. So
+/// a missing DaemonSet is no failure if the control plane has `cniEnabled: false`.
 pub fn installed(
     api: &dyn Api,
     namespace: &str,
@@ -86,7 +88,7 @@ fn chart(api: &dyn Api, namespace: &str, daemonset: &Value, facts: &Facts) -> Ve
     checks
 }
 
-/// Checks that the objects exist that agent and plugin need, in the words of `linkerd check`.
+/// Checks that the objects that agent and plugin need exist, in the words of `linkerd check`.
 fn objects(api: &dyn Api, namespace: &str, daemonset: &Value) -> Vec<Check> {
     let mut checks = vec![
         cluster_object(api, "ClusterRole", "clusterroles"),
@@ -96,7 +98,7 @@ fn objects(api: &dyn Api, namespace: &str, daemonset: &Value) -> Vec<Check> {
     if let Some(agent) = pod_spec(daemonset)["serviceAccountName"].as_str() {
         checks.push(object(api, "ServiceAccount", namespace, agent, &accounts));
     }
-    // Upstream's chart has none of these.
+    // Upstream's chart has neither the variable nor these objects.
     if let Some(plugin) = variable(daemonset, "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT") {
         let roles = format!("{RBAC}/namespaces/{namespace}/roles");
         let bindings = format!("{RBAC}/namespaces/{namespace}/rolebindings");
@@ -107,14 +109,14 @@ fn objects(api: &dyn Api, namespace: &str, daemonset: &Value) -> Vec<Check> {
     checks
 }
 
-/// Checks that an object without a namespace exists, which the charts call `linkerd-cni`.
+/// Checks that a cluster-wide object exists, which both charts call `linkerd-cni`.
 fn cluster_object(api: &dyn Api, kind: &str, resource: &str) -> Check {
     let name = "linkerd-cni";
     let found = find(api, &format!("{RBAC}/{resource}/{name}"));
     existence(kind, name, &format!("{kind} {name}"), found)
 }
 
-/// Checks that an object of `namespace` exists. `path` is that of all objects of its kind.
+/// Checks that an object of `namespace` exists. `path` is the API path of all objects of this kind.
 fn object(api: &dyn Api, kind: &str, namespace: &str, name: &str, path: &str) -> Check {
     let found = find(api, &format!("{path}/{name}"));
     existence(kind, name, &format!("{kind} {namespace}/{name}"), found)

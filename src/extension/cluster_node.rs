@@ -13,7 +13,7 @@ const NO_NETWORK: &str = "runtime network not ready";
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct ClusterNode {
-    /// What decides whether the node is in the scope of the DaemonSet.
+    /// The fields that decide whether the node is in the scope of the DaemonSet.
     #[serde(flatten)]
     pub scheduled: Node,
     #[serde(default)]
@@ -24,9 +24,10 @@ pub struct ClusterNode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeState {
     Ready,
-    /// The runtime has no network: no pod starts there.
+    /// The runtime has no usable network config, so that no pod starts on the node.
     NoNetwork(String),
-    /// The kubelet does not report, or reports another problem: what runs there is not known.
+    /// The kubelet does not report, or reports another problem, so that it is unknown what runs
+    /// there.
     NotReady(String),
 }
 

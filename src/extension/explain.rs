@@ -55,8 +55,8 @@ impl Explanation {
     }
 }
 
-/// Explains what the plugin decides for the pod. `cni_namespace` has the agent's DaemonSet.
-/// Fails if the pod or the plugin entry cannot be read, with object and remedy.
+/// Explains what the plugin decides for the pod. The agent's DaemonSet is in `cni_namespace`.
+/// Fails if the pod or the plugin entry cannot be read. The error names the object and the remedy.
 pub fn explain(
     api: &dyn Api,
     cni_namespace: &str,

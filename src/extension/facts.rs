@@ -27,8 +27,8 @@ pub struct Facts {
     pub events: Vec<Value>,
 }
 
-/// Fetches the objects that several checks need. Asks the agents until `end`. A failed request does
-/// not stop the others.
+/// Fetches the objects that several checks need. Asks the agents until `end`. If a request fails,
+/// the others are still sent.
 pub fn fetch(api: &dyn Api, namespace: &str, end: Deadline) -> Facts {
     let events = format!("{}/events", namespace_path(namespace));
     let mut events: Vec<Value> =
@@ -41,8 +41,8 @@ pub fn fetch(api: &dyn Api, namespace: &str, end: Deadline) -> Facts {
     }
 }
 
-/// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other
-/// namespace with one.
+/// Returns the namespace with the DaemonSet: `wanted`, or the only other namespace with one if
+/// `wanted` has none.
 pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
     if !matches!(find::<Value>(api, &daemonset_path(wanted, DAEMONSET)), Ok(None)) {
         return wanted.to_owned();
@@ -58,7 +58,7 @@ pub fn daemonsets(api: &dyn Api) -> Result<Vec<Value>, Error> {
     get_list(api, "/apis/apps/v1/daemonsets", SELECTOR)
 }
 
-/// Returns a fact. Without it, the result of a check is unknown.
+/// Returns a fact that was read. Otherwise fails, so that the result of the check is unknown.
 pub fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Problem> {
     match fact {
         Ok(fact) => Ok(fact),
@@ -66,8 +66,8 @@ pub fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, 
     }
 }
 
-/// Returns an object that must exist. The problem names `what`, and the remedy if the object is
-/// missing. Whether an object exists that cannot be read is unknown.
+/// Returns an object that must exist. If the object is missing, the problem names `what` and the
+/// remedy. If the object cannot be read, the result is unknown, because the object may exist.
 pub fn existing<T>(
     found: Result<Option<T>, Error>,
     what: &str,
@@ -99,8 +99,8 @@ fn parse_entry(entry: &Value) -> Result<Config, String> {
     Config::read(&object).map_err(|error| format!("{}; {}", error.msg, error.details))
 }
 
-/// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap. `None` if there
-/// is no control plane, or it is unreadable.
+/// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap. `None` if the
+/// ConfigMap is missing, because there is no control plane, or cannot be read.
 pub fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool> {
     let path = format!("{}/configmaps/linkerd-config", namespace_path(linkerd_namespace));
     let map: Value = get(api, &path).ok()?;

@@ -1,5 +1,5 @@
 //! An API server in memory for tests: a healthy cluster of two nodes, whose objects a test changes.
-//! It knows the requests of `testkit::fake_cluster`, and panics at any other.
+//! The server knows the requests of `testkit::fake_cluster`, and panics at any other request.
 
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,7 +10,7 @@ use testkit::fake_cluster::{Refusal, Responses, respond};
 use super::requests::{Api, Error};
 use crate::deadline::Deadline;
 
-/// Response by path, without its query. A text is a body, a number is an error status.
+/// Responses by path, without the query. A string is a body, a number is an error status.
 #[derive(Clone)]
 pub struct Cluster(pub Responses);
 

@@ -1,10 +1,10 @@
 //! Requests to the API server through the program `kubectl`.
 //!
 //! An administrator's kubeconfig can have client certificates, exec plugins, proxies and several
-//! merged files, and kubectl handles all of them. [`crate::kube`] reads only kubeconfigs with a
-//! token. Every administrator has kubectl. `kubectl proxy` sends the requests, from a socket that
-//! only the user can open: kubectl and its credential plugin start once, not for each of 500
-//! agents.
+//! merged files. kubectl handles all of them, and every administrator has kubectl, while
+//! [`crate::kube`] reads only kubeconfigs with a token. `kubectl proxy` sends the requests, from a
+//! socket that only the user can open. So kubectl and its credential plugin start once, not once
+//! for each of 500 agents.
 
 use std::env;
 use std::ffi::OsString;
@@ -26,11 +26,11 @@ use crate::deadline::Deadline;
 use crate::kube::types::ApiStatus;
 use crate::quote::one_line;
 
-/// Longest time for the start of `kubectl proxy`, and without a byte of a response. The first
-/// response waits for the credential plugin that kubectl may start.
+/// Longest time for the start of `kubectl proxy`, and between two bytes of a response. The first
+/// response may take long, because kubectl may start a credential plugin before it.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Longest time for a whole response, as a multiple of the time without a byte: a response of which
-/// one byte comes after the other ends, too.
+/// Longest time for a whole response, as a multiple of the time between two bytes, so that a
+/// response that sends one byte after the other ends, too.
 const RESPONSE_DEADLINES: u32 = 4;
 /// Pause between two attempts to open the socket of a `kubectl proxy` that starts.
 const START_PAUSE: Duration = Duration::from_millis(5);
@@ -38,9 +38,10 @@ const START_PAUSE: Duration = Duration::from_millis(5);
 const RESPONSE_LIMIT: usize = 64 << 20;
 /// Size of the parts in which a response is read, in bytes.
 const PART: usize = 64 << 10;
-/// Runs its arguments in place of the shell. When this process ends, in whatever way, the pipe at
-/// stdin closes: a subshell then removes the directory `$0` and kills the process group, with a
-/// credential plugin that hangs. A signal handler could not do so after SIGKILL.
+/// Shell script that runs its arguments in place of the shell. When `linkerd cni` ends, in whatever
+/// way, the pipe at the script's stdin closes. A subshell then removes the directory `$0` and kills
+/// the process group, with a credential plugin that hangs. A signal handler could not do so,
+/// because none runs after SIGKILL.
 const GUARD: &str = r#"exec 3<&0
 (read -r _ <&3; /bin/rm -r "$0"; kill -9 0) >/dev/null 2>&1 &
 exec "$@" </dev/null 3<&-"#;
@@ -74,7 +75,8 @@ impl Kubectl {
         let end = Deadline::after(self.deadline);
         let mut proxy = self.spawn_proxy().map_err(|error| Error::Start(error.to_string()))?;
         while proxy.open().is_err() {
-            // The process group of a child that is reaped here remains until its guard ends.
+            // `try_wait` reaps a child that has exited. Its process group, which Drop kills, still
+            // exists then, because the guard's subshell belongs to the group.
             if let Ok(Some(status)) = proxy.child.try_wait() {
                 return Err(proxy.start_error(status));
             }
@@ -124,7 +126,7 @@ impl Kubectl {
         Err(Error::Failed(format!("proxy: a response of more than {RESPONSE_LIMIT} bytes")))
     }
 
-    /// Returns the error of a read or write, which may have taken too long.
+    /// Converts the error of a read or write. A timeout becomes [`Error::Deadline`].
     fn timed_out(&self, error: io::Error) -> Error {
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Deadline(self.deadline),
@@ -140,7 +142,7 @@ impl From<io::Error> for Error {
 }
 
 impl Api for Kubectl {
-    /// Sends a request as HTTP/1.0, whose response ends with the connection.
+    /// Sends the request as HTTP/1.0, so that the response ends with the connection.
     fn body(&self, path: &str) -> Result<String, Error> {
         let proxy = self.proxy.get_or_init(|| self.start_proxy()).as_ref().map_err(Clone::clone)?;
         let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
@@ -174,8 +176,8 @@ impl Drop for Proxy {
 }
 
 /// Returns the body of an HTTP response.
-/// Fails if the status is an error: with the API server's error object, or another body as the
-/// message.
+/// Fails if the status is an error. The message is that of the API server's error object, or else
+/// the body.
 fn body_of(response: &str) -> Result<String, Error> {
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or((response, ""));
     let status = head.split_whitespace().nth(1).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::vec;
 
-/// Number of items that are worked on at the same time.
+/// Number of threads, each of which works on one item at a time.
 const THREADS: usize = 16;
 
 /// Calls `work` for each of `items`, several at a time. Returns the results in any order.
@@ -28,7 +28,7 @@ pub fn in_parallel<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync
     })
 }
 
-/// Calls `work` for the next item of `queue` until none is left. Returns the results.
+/// Calls `work` for items of `queue` until the queue is empty. Returns the results.
 fn work_until_empty<T, R>(queue: &Mutex<vec::IntoIter<T>>, work: &impl Fn(T) -> R) -> Vec<R> {
     let mut results = Vec::new();
     while let Some(item) = next_item(queue) {
@@ -37,7 +37,8 @@ fn work_until_empty<T, R>(queue: &Mutex<vec::IntoIter<T>>, work: &impl Fn(T) -> 
     results
 }
 
-/// Takes the next item. The queue is unlocked before the item is worked on.
+/// Takes the next item. Unlocks the queue before the caller works on the item, so that the other
+/// threads do not wait for that.
 fn next_item<T>(queue: &Mutex<vec::IntoIter<T>>) -> Option<T> {
     queue.lock().unwrap_or_else(PoisonError::into_inner).next()
 }

@@ -10,10 +10,11 @@ use crate::kube::object_reader::namespace_path;
 
 /// Reason of Events on running pods with missing or changed rules.
 const RULES_MISSING: &str = "LinkerdCNIRulesMissing";
-/// Reasons of Events on running pods whose rules are unknown, and on nodes with such pods.
+/// Reasons of Events on running pods whose rules are unknown, and on nodes where audits fail or
+/// their evictions are suspended.
 const RULES_UNKNOWN: [&str; 2] = ["LinkerdCNIRulesUnknown", "LinkerdCNIRepairsSuspended"];
 
-/// Notes of the reports that no later Event has ended.
+/// Notes of the Events that no later Event has ended.
 #[derive(Debug, Default)]
 pub struct RepairReports {
     /// Why rules are missing or changed, by the pod's UID.
@@ -22,11 +23,11 @@ pub struct RepairReports {
     pub unknown: BTreeMap<String, String>,
 }
 
-/// Reads the reports on the pods below `parent`, the path of a namespace or of all, and on nodes.
+/// Reads the reports on nodes, and on pods. `parent` is the API path of one namespace or of all.
 pub fn read_reports(api: &dyn Api, parent: &str) -> Result<RepairReports, Error> {
     let mut parents = BTreeSet::from([parent.to_owned()]);
     if parent != "/api/v1" {
-        // Events on nodes are in this namespace.
+        // Events on nodes are in namespace `default`, so it is read, too.
         parents.insert(namespace_path("default"));
     }
     let mut reports = RepairReports::default();
@@ -39,8 +40,9 @@ pub fn read_reports(api: &dyn Api, parent: &str) -> Result<RepairReports, Error>
     Ok(reports)
 }
 
-/// Returns the note of this reason's newest Event on each object, by UID, unless that Event reports
-/// a repair. The UID of a node is its name, see `Regarding::node`.
+/// Returns the note of this reason's newest Event on each object, by UID. Leaves out objects whose
+/// newest Event is not a Warning, and so ends the report. The UID of a node is its name, see
+/// `Regarding::node`.
 fn active_notes(
     api: &dyn Api,
     parent: &str,

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use crate::quote::one_line;
 use crate::verdict::outcome::Outcome;
 
-/// Page with a section for each check, which the hints point to.
+/// Page with a section for each check, to which the hints lead.
 const HINTS: &str = "docs/cli.md#";
-/// Heading of what a check did not see.
+/// Heading above what a check could not see.
 const NOT_KNOWN: &str = "not known";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,8 @@ impl Severity {
         Err(Problem { severity: self, text: one_line(text.as_ref()) })
     }
 
-    /// Fails with the list of `items`, in the format of `linkerd check`; succeeds if it is empty.
+    /// Fails with the list of `items`, in the format of `linkerd check`. Succeeds if there are no
+    /// items.
     pub fn if_any(self, summary: &str, items: &[String]) -> CheckResult {
         if items.is_empty() {
             return Ok(());
@@ -56,8 +57,8 @@ impl Severity {
         Err(Problem { severity: self, text: list(summary, items) })
     }
 
-    /// Fails with the list of `items`, and with the list of what is unknown: an error outweighs
-    /// what is unknown, and that outweighs a warning.
+    /// Fails with the list of `items`, and with the list of what is unknown. If there are both, an
+    /// error stays an error, but a warning becomes unknown, because what was not seen may be worse.
     pub fn if_any_or_unknown(
         self,
         summary: &str,
@@ -87,12 +88,12 @@ impl Severity {
     }
 }
 
-/// Fails because `what` cannot be read, so that it is unknown.
+/// Fails because `what` cannot be read, so that the result of the check is unknown.
 pub fn unreadable<T>(what: &str, why: &impl Display) -> Result<T, Problem> {
     Severity::Unknown.because(format!("cannot read {what}: {why}"))
 }
 
-/// Renders what a check did not see.
+/// Renders what a check could not see.
 fn unknown_text(unknown: &[String]) -> String {
     match unknown {
         [only] => format!("{NOT_KNOWN}: {}", one_line(only)),
@@ -185,7 +186,7 @@ pub fn render(checks: &[Check], format: Format, color: bool) -> String {
     text
 }
 
-/// Returns the severity of all checks. `None` only if all passed.
+/// Returns the severity of the worst check. `None` only if all checks passed.
 fn worst(checks: &[Check]) -> Option<Severity> {
     match outcome(checks) {
         Outcome::Wrong => Some(Severity::Error),
@@ -236,8 +237,8 @@ fn glyph(severity: Option<Severity>, color: bool) -> String {
     format!("\x1b[{code};1m{glyph}\x1b[0m")
 }
 
-/// Renders the JSON of `linkerd check --output json`, which `linkerd check` reads from extensions,
-/// and adds the outcomes.
+/// Renders the JSON of `linkerd check --output json`, which `linkerd check` reads from extensions.
+/// Adds the outcomes, which are not part of that format.
 fn json(checks: &[Check]) -> Value {
     let mut categories = Vec::new();
     for group in checks.chunk_by(|a, b| a.category == b.category) {
@@ -258,7 +259,8 @@ fn check_json(check: &Check) -> Value {
             "outcome": outcome.label(),
         });
     };
-    // `linkerd check` knows no other results. What is unknown must not pass there, either.
+    // `linkerd check` knows only the results success, warning and error. What is unknown must not
+    // pass there, so it becomes an error.
     let result = match outcome {
         Outcome::Right => "warning",
         Outcome::Unknown | Outcome::Wrong => "error",

@@ -41,21 +41,21 @@ fn remedy(reason: &str) -> &'static str {
             "; grant this right to the user, or choose another user with --context or --as"
         }
         "Unauthorized" => "; log in again, or choose another user with --context",
-        // The text of `kubectl proxy`, which sent no request or got no response.
+        // `kubectl proxy` itself responds so if it could not send the request, or got no response.
         "HTTP 500" | "HTTP 502" => CHECK,
         _ => "",
     }
 }
 
-/// Sends GET requests to the API server, and no others: `linkerd cni` changes nothing. Tests have
-/// an API server in memory instead.
+/// Sends GET requests to the API server. Other requests are impossible, because `linkerd cni`
+/// changes nothing. Tests use an API server in memory instead.
 pub trait Api: Sync {
     /// Returns the body of the response for `path`, which is absolute and has its query.
     fn body(&self, path: &str) -> Result<String, Error>;
 }
 
-/// An API that is asked nothing more after `end`, so that each command ends: no number of slow
-/// responses, and no list without an end, takes longer.
+/// An API to which no request is sent after `end`. So each command ends in time, even if many
+/// responses are slow or a list has no end.
 pub struct AskedUntil<'a> {
     pub api: &'a dyn Api,
     pub end: Deadline,
@@ -70,7 +70,7 @@ impl Api for AskedUntil<'_> {
     }
 }
 
-/// GETs an object, or what else is at `path`.
+/// GETs `path` and decodes the response, such as an object.
 pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
     let body = api.body(path)?;
     match serde_json::from_str(&body) {

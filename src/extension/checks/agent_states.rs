@@ -4,7 +4,7 @@ use crate::agent::status_body::StatusBody;
 use crate::extension::facts::Facts;
 use crate::extension::report::{CheckResult, Severity};
 
-/// What the agents report, and what they do not.
+/// The states that the agents report, and why other states are unknown.
 pub struct AgentStates<'a> {
     /// The bodies of `/status`, each with its node.
     pub bodies: Vec<(&'a str, &'a StatusBody)>,
@@ -35,7 +35,7 @@ impl<'a> AgentStates<'a> {
         AgentStates { bodies, unseen }
     }
 
-    /// Returns what `texts_of` finds in the bodies, each with its node.
+    /// Returns the texts that `texts_of` finds in each body, with the name of the body's node.
     pub fn each<T: IntoIterator<Item = String>>(
         &self,
         texts_of: impl Fn(&StatusBody) -> T,
@@ -49,7 +49,8 @@ impl<'a> AgentStates<'a> {
         texts
     }
 
-    /// Fails with the problems in the bodies, and with the agents whose state is unknown.
+    /// Fails with the problems that `problems_of` finds in the bodies, and with the agents whose
+    /// state is unknown.
     pub fn judge<T: IntoIterator<Item = String>>(
         &self,
         severity: Severity,
@@ -59,7 +60,7 @@ impl<'a> AgentStates<'a> {
         severity.if_any_or_unknown(summary, &self.each(problems_of), &self.unseen)
     }
 
-    /// Like [`AgentStates::judge`], where a body can say that something is unknown.
+    /// Like [`AgentStates::judge`], for a check of which a body can say that the result is unknown.
     pub fn judge_known<T: IntoIterator<Item = String>>(
         &self,
         severity: Severity,

@@ -28,8 +28,8 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     ]
 }
 
-/// Fails with the nodes in the DaemonSet's scope that have no network. What runs on the other nodes
-/// that are not ready is unknown.
+/// Fails with the nodes in the DaemonSet's scope that have no network. The result for other nodes
+/// that are not ready is unknown, because nobody reports what runs on them.
 fn nodes_ready(facts: &Facts, placement: &Placement) -> CheckResult {
     let nodes = readable(&facts.nodes, "the nodes")?;
     let mut without_network = Vec::new();
@@ -68,7 +68,8 @@ fn placed(facts: &Facts, placement: &Placement) -> CheckResult {
             None if node.state() == NodeState::Ready => missing.push(name.to_owned()),
             None => unknown.push(format!("{name}: the node is not ready")),
             Some(Exclusion::Tainted(why)) => tainted.push(format!("{name}: {why}")),
-            // A node selector is a decision of the chart's user, such as for Windows nodes.
+            // The chart's user has chosen the node selector, for example to leave out Windows
+            // nodes, so a node that it excludes is not reported.
             Some(Exclusion::NotSelected(_)) => {}
         }
     }
@@ -93,8 +94,8 @@ fn daemonset_event(events: &[Value]) -> Option<&Value> {
     })
 }
 
-/// Fails with the agents that are not ready, each with the reason. On a node that is not ready no
-/// agent becomes ready, and its state is unknown.
+/// Fails with the agents that are not ready, each with the reason. An agent on a node that is not
+/// ready cannot become ready, so it counts as unknown.
 fn agents_ready(facts: &Facts) -> CheckResult {
     let agents = readable(&facts.agents, "the agents' pods")?;
     let nodes = nodes_by_name(facts);

@@ -16,15 +16,16 @@ use crate::pod::multus::is_attached;
 use crate::repair::find::stranded::{FoundBy, StrandedPod};
 use crate::verdict::reason::Reason;
 
-/// Query for the pods that have not ended. A pod that ran is in phase `Running` after a reboot,
-/// even while its validator fails (`getPhase` in
+/// Query for the pods that have not ended. Phase `Pending` would leave stranded pods out: a pod
+/// that ran before a reboot stays in phase `Running`, even while its validator fails (`getPhase` in
 /// <https://github.com/kubernetes/kubernetes/blob/v1.35.4/pkg/kubelet/kubelet_pods.go>).
 const NOT_ENDED: &str = "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed";
 
-/// What the pods of the cluster show.
+/// Pods that the checks report, found in one pass over all pods.
 #[derive(Default)]
 struct SeenPods {
-    /// Pods without redirect rules: those whose validator says so, and those that an audit found.
+    /// Pods without redirect rules: those whose validator exited with 95, and those that an audit
+    /// found.
     bare: Vec<String>,
     /// Meshed pods for which Multus does not call the plugin.
     unattached: Vec<String>,
@@ -64,7 +65,7 @@ pub fn checks(api: &dyn Api, daemonset: &Value, facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Reads all pods, whatever their labels: only the containers show whether a pod is meshed.
+/// Reads all pods, whatever their labels, because only the containers show whether a pod is meshed.
 fn look_at_pods(api: &dyn Api, facts: &Facts) -> SeenPods {
     let mut seen = SeenPods::default();
     let reports = match read_reports(api, "/api/v1") {
@@ -86,8 +87,8 @@ fn look_at_pods(api: &dyn Api, facts: &Facts) -> SeenPods {
     seen
 }
 
-/// Returns a pod without redirect rules, with its node and how it was found: by its validator, or
-/// by an audit, and then with the reason why it is not repaired.
+/// Describes a pod without redirect rules, with its node and how it was found: by its validator, or
+/// by an audit, whose Event says why the pod is not repaired.
 fn bare_pod(pod: &Pod, reports: &RepairReports) -> Option<String> {
     if StrandedPod::from_object(pod, FoundBy::Validator).is_some() {
         return Some(format!("{}: its validator exited with 95", on_node(pod)));
@@ -96,13 +97,13 @@ fn bare_pod(pod: &Pod, reports: &RepairReports) -> Option<String> {
     Some(format!("{}: {note}", on_node(pod)))
 }
 
-/// Returns a pod whose redirect rules an audit could not read.
+/// Describes a pod whose redirect rules an audit could not read.
 fn unaudited_pod(pod: &Pod, reports: &RepairReports) -> Option<String> {
     let note = reports.unknown.get(&pod.metadata.uid)?;
     Some(format!("{}: {note}", on_node(pod)))
 }
 
-/// Returns the nodes about whose audits there is a report.
+/// Describes the nodes with a report that audits fail, or that evictions by audits are suspended.
 fn unaudited_nodes(facts: &Facts, reports: &RepairReports) -> Vec<String> {
     let mut nodes = Vec::new();
     for node in facts.nodes.iter().flatten() {
@@ -121,7 +122,7 @@ fn name(pod: &Pod) -> String {
     format!("{}/{}", pod.metadata.namespace, pod.metadata.name)
 }
 
-/// Returns a pod that needs redirect rules, and for which Multus does not call the plugin.
+/// Names a pod that needs redirect rules, but for which Multus does not call the plugin.
 fn unattached_pod(pod: &Pod) -> Option<String> {
     let needs_rules = is_meshed(pod) && !pod.spec.host_network;
     if needs_rules && !is_attached(pod) { Some(name(pod)) } else { None }
@@ -141,8 +142,8 @@ fn attached(seen: &SeenPods) -> CheckResult {
     Severity::Error.if_any_or_unknown(summary, &seen.unattached, &seen.unread)
 }
 
-/// Warns of nodes with pods that bypass the proxy for this reason. Uses the counts of the agents:
-/// they know the namespaces and the plugin entry of their pods.
+/// Warns of nodes with pods that bypass the proxy for this reason. Takes the numbers from the
+/// agents, which know the namespaces and the plugin entry of their pods.
 fn counted(states: &AgentStates<'_>, reason: Reason, summary: &str) -> CheckResult {
     states.judge_known(
         Severity::Warning,
@@ -156,7 +157,7 @@ fn count(body: &StatusBody, reason: Reason) -> Option<usize> {
     body.pod_copy.as_ref()?.bypasses.get(reason.label()).copied()
 }
 
-/// Returns why the agent's counts are not all of its node's pods.
+/// Returns why the agent's numbers do not cover all pods of its node.
 fn uncounted(body: &StatusBody) -> Option<String> {
     match &body.pod_copy {
         None => Some(

@@ -1,4 +1,4 @@
-//! Checks before the installation, which apply after it too.
+//! Checks that apply before the installation, and after it, too.
 
 use serde_json::Value;
 
@@ -13,8 +13,8 @@ const PRE: &str = "linkerd-cni-pre";
 /// Label of a namespace with the Pod Security Standard that its pods must meet.
 const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
 
-/// Checks whether the chart can be installed in `namespace`. A failed request does not stop the
-/// others.
+/// Checks whether the chart can be installed in `namespace`. If a request fails, the other checks
+/// still run.
 pub fn checks(api: &dyn Api, namespace: &str) -> Vec<Check> {
     vec![
         pod_security(api, PRE, namespace, false),
@@ -23,8 +23,8 @@ pub fn checks(api: &dyn Api, namespace: &str) -> Vec<Check> {
     ]
 }
 
-/// Checks that there is no agent beside the one in `namespace`. `is_other` decides about
-/// DaemonSets.
+/// Warns of agents beside the one in `namespace`: of each DaemonSet of an agent for which
+/// `is_other` returns true.
 pub fn other_agents(
     api: &dyn Api,
     category: &'static str,
@@ -87,7 +87,7 @@ fn cilium_problems(map: &Value) -> Vec<String> {
     let data = &map["data"];
     let namespace = text(&map["metadata"]["namespace"]);
     let mut problems = Vec::new();
-    // Cilium's default is true.
+    // A missing key is a problem, too, because Cilium's default is true.
     if data["cni-exclusive"] != "false" {
         problems.push(format!(
             "{namespace}/cilium-config: cni-exclusive is not \"false\", so Cilium disables the \
@@ -114,7 +114,8 @@ fn has_socket_lb_in_pods(data: &Value) -> bool {
     is_on && data["bpf-lb-sock-hostns-only"] != "true"
 }
 
-/// Checks that Pod Security Admission admits the agent's pods. `has_pods`: it has admitted some.
+/// Checks that Pod Security Admission admits the agent's pods. `has_pods` says whether it has
+/// admitted such pods before.
 pub fn pod_security(
     api: &dyn Api,
     category: &'static str,
@@ -131,7 +132,7 @@ pub fn pod_security(
 /// has admitted no such pod yet.
 fn admits_agent(name: &str, found: &Result<Option<Value>, Error>, has_pods: bool) -> CheckResult {
     let Some(namespace) = readable(found, &format!("namespace {name}"))? else {
-        // The installation creates the namespace with the label.
+        // A missing namespace is no problem: the installation creates the namespace with the label.
         return Ok(());
     };
     let remedy = format!("kubectl label --overwrite namespace {name} {ENFORCE}=privileged");

@@ -59,8 +59,8 @@ fn outdated(name: &str, updated: u64, nodes: u64) -> String {
     format!("{updated} of {nodes} nodes have a pod of the newest revision of {name}")
 }
 
-/// Like [`rollout`], but does not wait for what does not come: for a pod that nobody deletes with
-/// the strategy `OnDelete`, and for a node that is not ready.
+/// Like [`rollout`], but does not wait in vain: with the strategy `OnDelete`, an old pod stays
+/// until somebody deletes it, and a node that is not ready starts no new pod.
 pub fn awaited_rollout(name: &str, daemonset: &Value, facts: &Facts) -> CheckResult {
     let Rollout::Outdated { updated, nodes } = state(daemonset) else {
         return rollout(name, daemonset);

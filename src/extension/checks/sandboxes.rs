@@ -11,14 +11,16 @@ use crate::extension::report::{CheckResult, Severity, unreadable};
 use crate::extension::requests::{Api, Error, find, get_list};
 use crate::kube::object_reader::namespace_path;
 
-/// Query for kubelet's Events about pods without a sandbox. The network is set up in a sandbox.
+/// Query for the kubelet's Events about pods whose sandbox could not be created. The network of a
+/// pod is set up while its sandbox is created.
 const FAILED: &str = "fieldSelector=reason%3DFailedCreatePodSandBox";
 /// Condition of a pod whose sandbox has its network, of Kubernetes 1.29 and later.
 const HAS_SANDBOX: &str = "PodReadyToStartContainers";
-/// Number of pods that are read and named. More pods of one cause add nothing.
+/// Most pods that are read and named. The others are only counted, because more pods with one cause
+/// would add nothing.
 const MOST_NAMED: usize = 50;
 
-/// The newest Event on a pod.
+/// A pod whose sandbox could not be created, as the newest Event on it says.
 struct FailedSandbox {
     namespace: String,
     name: String,
@@ -26,7 +28,7 @@ struct FailedSandbox {
     message: String,
 }
 
-/// What is known of a pod with such an Event.
+/// Whether a pod with such an Event still waits for its sandbox.
 enum Sandbox {
     /// The pod started, ended or is gone.
     NotAwaited,
@@ -64,7 +66,7 @@ pub fn awaited(api: &dyn Api) -> CheckResult {
     Severity::Error.if_any_or_unknown(summary, &waiting, &unknown)
 }
 
-/// Returns the newest Event on each pod, newest first.
+/// Returns the newest Event on each pod, sorted by time, newest first.
 fn failed_sandboxes(api: &dyn Api) -> Result<Vec<FailedSandbox>, Error> {
     let mut events: Vec<Value> = get_list(api, "/api/v1/events", FAILED)?;
     events.sort_by(|a, b| event_time(b).cmp(event_time(a)));
@@ -112,6 +114,7 @@ fn waits(pod: &Value, uid: &str) -> bool {
     if condition(status, HAS_SANDBOX, "True").is_some() {
         return false;
     }
-    // Without the condition, the addresses show whether the pod has its network.
+    // Before Kubernetes 1.29 a pod lacks the condition. Then its addresses show whether it has its
+    // network.
     condition(status, HAS_SANDBOX, "False").is_some() || items(&status["podIPs"]).next().is_none()
 }

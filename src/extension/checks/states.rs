@@ -17,7 +17,7 @@ use crate::extension::objects::{admin_port, agent_container, pod_spec, text, var
 use crate::extension::report::{Check, CheckResult, Severity};
 use crate::failure;
 
-/// Checks what the agents report. Nothing can be checked without agents.
+/// Checks what the agents report. Without agents, there is nothing to check.
 pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     let agents = match &facts.agents {
         Ok(agents) if !agents.is_empty() => agents,
@@ -56,7 +56,7 @@ fn check(hint: &'static str, description: &str, result: CheckResult) -> Check {
     Check::new(NODES, hint, description, result)
 }
 
-/// Linkerd's own agent has no `/status`.
+/// Reports that the states are unknown, because Linkerd's own agent has no `/status`.
 fn stateless(daemonset: &Value) -> Check {
     let image = text(&agent_container(pod_spec(daemonset))["image"]);
     let unknown = Severity::Unknown.because(format!(
@@ -66,7 +66,7 @@ fn stateless(daemonset: &Value) -> Check {
     check("upstream", "the agents report their state", unknown)
 }
 
-/// Names the agents whose state cannot be read. The next checks depend on it.
+/// Names the agents whose state cannot be read. The checks that follow cannot cover these agents.
 fn readable_states(agents: &[Agent]) -> CheckResult {
     let mut silent = Vec::new();
     for agent in agents {
@@ -83,10 +83,11 @@ fn readable_states(agents: &[Agent]) -> CheckResult {
     )
 }
 
-/// Warns of agents that are ready but for a note, such as a skipped self-test.
+/// Warns of agents that are ready with a note, such as one about a skipped self-test.
 fn notes(states: &AgentStates<'_>) -> CheckResult {
     states.judge(Severity::Warning, "agents whose readiness has a note", |body| {
-        // The agent also adds a failed TokenRequest, which the check of the token names.
+        // The agent also adds a failed TokenRequest to its note. It is left out here, because the
+        // check of the token names it.
         let is_of_token = body.note.as_deref() == body.problem(&Subject::TokenRequest);
         if is_of_token { None } else { body.note.clone() }
     })
@@ -137,7 +138,7 @@ fn conflists(states: &AgentStates<'_>) -> CheckResult {
 }
 
 fn tokens(states: &AgentStates<'_>) -> CheckResult {
-    // Pods with the mark start redirected by their annotations.
+    // Pods with the mark start, and are redirected by their annotations, so only the others fail.
     let summary = "nodes on which meshed pods without the proxy injector's mark fail to start";
     let expired =
         states.each(|body| if token_has_expired(body) { Some("expired".to_owned()) } else { None });
@@ -147,7 +148,7 @@ fn tokens(states: &AgentStates<'_>) -> CheckResult {
 }
 
 fn token_has_expired(body: &StatusBody) -> bool {
-    // A program in the agent's place may report any number.
+    // Another program in the agent's place may report any number, so adding it must not overflow.
     let seconds = body.token_expires.map(Duration::from_secs);
     let expiry = seconds.and_then(|seconds| UNIX_EPOCH.checked_add(seconds));
     expiry.is_some_and(|expiry| expiry <= SystemTime::now())
@@ -162,8 +163,8 @@ fn token_problems(body: &StatusBody) -> Vec<String> {
     problems
 }
 
-/// Returns why the agent could not check the token. If the API server had rejected it, the agent
-/// would not be ready.
+/// Returns why the agent could not check the token. An agent that is not ready is left out: the API
+/// server may have rejected its token, which is a problem and not unknown.
 fn unchecked_token(body: &StatusBody) -> Option<String> {
     if body.not_ready.is_some() {
         return None;
