@@ -28,7 +28,7 @@ pub use render::{json, path_json, table};
 pub struct BypassReport {
     /// The meshed pods.
     pods: Vec<ReportedPod>,
-    /// Number of pods whose rules `linkerd-init` installs. They are not examined.
+    /// Number of pods whose rules `linkerd-init` installs. Such pods are not examined.
     with_init: usize,
 }
 
@@ -40,7 +40,9 @@ struct ReportedPod {
 }
 
 impl BypassReport {
-    /// Returns whether no traffic bypasses a proxy, besides what bypasses every proxy.
+    /// Returns the worst outcome of all pods. It is right if no traffic bypasses a proxy, besides
+    /// the traffic that bypasses every proxy. Pods with `linkerd-init` make it unknown at best,
+    /// because they are not examined.
     pub fn outcome(&self) -> Outcome {
         let of_pods = Outcome::worst(self.pods.iter().map(ReportedPod::outcome));
         if self.with_init > 0 { of_pods.max(Outcome::Unknown) } else { of_pods }
@@ -58,8 +60,8 @@ impl ReportedPod {
     }
 }
 
-/// Reads the pods of `namespace`, or of all, and finds their paths around the proxy.
-/// Fails if pods or plugin entry cannot be read, with the remedy.
+/// Reads the pods of `namespace`, or of all namespaces for `None`, and finds their paths around the
+/// proxy. Fails if the pods or the plugin entry cannot be read. The error names the remedy.
 pub fn fetch(
     api: &dyn Api,
     cni_namespace: &str,
@@ -87,7 +89,7 @@ pub fn fetch(
     Ok(report)
 }
 
-/// Adds a pod to the report.
+/// Adds a meshed pod to the report, and counts a pod with `linkerd-init`. Ignores other pods.
 fn add_pod(
     report: &mut BypassReport,
     pod: Pod,
@@ -108,7 +110,8 @@ fn add_pod(
     }
 }
 
-/// Returns the paths of a meshed pod. A pod that gets no rules lacks none.
+/// Returns the paths of a meshed pod around the proxy. `rules` are left out if the plugin installs
+/// none in the pod, because then none can be missing.
 fn reported_paths(pod: ExaminedPod, rules: PodRules) -> Vec<BypassPath> {
     let mut paths = pod.paths;
     if let Verdict::NotCalled(_) | Verdict::Skipped(_) = pod.verdict {

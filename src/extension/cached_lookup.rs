@@ -1,4 +1,4 @@
-//! Reads the objects besides a pod that the plugin would look up, each of them once.
+//! Reads the objects, besides the pod, that the plugin would look up. Reads each of them once.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,8 @@ impl ClusterLookup for CachedLookup<'_> {
     }
 }
 
-/// Returns the error of a request that failed with the user's rights, which are not the plugin's.
+/// Returns the error of a failed request. The error says that the user cannot read the object,
+/// because the plugin has other rights.
 fn read_error(what: &str, error: &Error) -> CniError {
     CniError::new(Failure::ApiError, format!("you cannot read {what}: {error}"))
 }

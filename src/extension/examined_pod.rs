@@ -1,8 +1,8 @@
 //! The plugin's verdict on one pod of the cluster, and the pod's paths around the proxy, for
 //! `linkerd cni explain` and `linkerd cni bypass`. All objects are read as they are now.
 //!
-//! The plugin reads objects with its own rights. What the user may not read is unknown, and no
-//! failure of the plugin.
+//! The plugin reads objects with rights of its own. So if the user may not read an object, the
+//! verdict is unknown, and not that the plugin fails.
 
 use super::release::{CalledFor, Release};
 use crate::cluster_lookup::{ClusterLookup, complete_facts, pod_error};
@@ -31,8 +31,8 @@ impl ExaminedPod {
         ExaminedPod { unmeshed: Some(reason), verdict, paths: Vec::new() }
     }
 
-    /// Returns whether the pod gets the redirect that it needs: a meshed pod its rules, and another
-    /// pod none.
+    /// Returns whether the pod gets the redirect that it needs: rules for a meshed pod, and no
+    /// rules for another pod.
     pub fn outcome(&self) -> Outcome {
         if self.unmeshed.is_some() {
             return Outcome::Right;
@@ -48,9 +48,9 @@ impl ExaminedPod {
     }
 }
 
-/// Decides as ADD does if ADD knows the pod's containers. If the user cannot read what decides, the
-/// verdict is [`Verdict::Undecided`]. Looks up no object if the pod's network, name or containers
-/// decide.
+/// Decides as ADD does when ADD knows the pod's containers. If the user cannot read an object on
+/// which the decision depends, the verdict is [`Verdict::Undecided`]. Looks up no other object if
+/// the pod's network, name or containers already decide.
 pub fn examine(release: &Release, object: Pod, lookup: &mut impl ClusterLookup) -> ExaminedPod {
     let config = &release.config;
     let pod = PodRef::from(&object.metadata);
@@ -114,8 +114,9 @@ impl Call {
     }
 }
 
-/// Returns the complete facts, or why they are unknown. The plugin uses default ports if it cannot
-/// read the API server's Service. That the user cannot read it does not say so of the plugin.
+/// Returns the complete facts, or why they are unknown. Without the API server's Service, the
+/// plugin uses default ports. But the plugin may be able to read the Service when the user is not,
+/// so a failed read by the user makes the facts unknown.
 fn read_facts(
     known: &ObjectFacts,
     pod: &PodRef,

@@ -1,5 +1,5 @@
-//! `linkerd cni explain`: what the plugin decides for one pod, by the same code, from the objects
-//! as they are now, and what is known of the rules that the pod has.
+//! `linkerd cni explain`: what the plugin decides for one pod, and what is known of the rules that
+//! the pod has. The plugin's own code decides here, too, from the objects as they are now.
 
 mod render;
 #[cfg(test)]
@@ -23,7 +23,7 @@ use crate::verdict::outcome::Outcome;
 
 pub use render::{json, text};
 
-/// What becomes of a pod.
+/// What the plugin decides for a pod, and what is known of the pod's rules.
 pub struct Explanation {
     config: Config,
     namespace: String,
@@ -40,7 +40,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Returns whether the pod gets the redirect that it needs, and has it if it runs.
+    /// Returns whether the pod gets the redirect that it needs, and also has its rules if it runs.
     pub fn outcome(&self) -> Outcome {
         let mut outcomes = vec![self.examined.outcome()];
         if self.unknown_call.is_some() {
@@ -87,7 +87,7 @@ pub fn explain(
         unknown_call: None,
         rules: PodRules::NotReported,
     };
-    // A pod that gets no rules lacks none.
+    // If the plugin installs no rules in the pod, none can be missing, so the reports are left out.
     if let Verdict::Redirected(_) = explanation.examined.verdict {
         explanation.unknown_call = unknown_call;
         explanation.rules = rules;

@@ -16,17 +16,17 @@ pub struct List<T> {
     pub items: Vec<T>,
 }
 
-/// Returns a text field; missing and `null` are empty.
+/// Returns the text of a field; empty if the field is missing or `null`.
 pub fn text(field: &Value) -> &str {
     field.as_str().unwrap_or_default()
 }
 
-/// Returns the items of a list; none of a field that is no list.
+/// Returns the items of a list; no items if the field is not a list.
 pub fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array().into_iter().flatten()
 }
 
-/// Returns the item of a list with this name, or else null.
+/// Returns the item of a list that has this name, or null if no item has the name.
 fn item_by_name<'l>(list: &'l Value, name: &str) -> &'l Value {
     items(list).find(|item| item["name"] == name).unwrap_or(&Value::Null)
 }

@@ -23,12 +23,12 @@ pub enum CalledFor {
     /// The chart's value `chained` is `false`: Multus calls the plugin for the pods that name it in
     /// an annotation.
     AttachedPods,
-    /// Why it is unknown which of the two holds.
+    /// Why it is unknown which pods the plugin is called for.
     Unknown(String),
 }
 
 impl Release {
-    /// Reads the release in `namespace`. Fails if its plugin entry cannot be read.
+    /// Reads the settings of the release in `namespace`. Fails if the plugin entry cannot be read.
     pub fn read(api: &dyn Api, namespace: &str) -> Result<Release, Problem> {
         let config = facts::read_config(api, namespace)?;
         Ok(Release { config, called_for: read_called_for(api, namespace) })

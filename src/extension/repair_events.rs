@@ -1,4 +1,5 @@
-//! The pods that the repair controllers report in Events and have not repaired since.
+//! The pods and nodes on which repair controllers reported a problem in an Event, and have not
+//! reported its end since.
 
 use std::collections::{BTreeMap, BTreeSet};
 

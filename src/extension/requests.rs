@@ -47,10 +47,10 @@ fn remedy(reason: &str) -> &'static str {
     }
 }
 
-/// Sends GET requests to the API server. Other requests are impossible, because `linkerd cni`
-/// changes nothing. Tests use an API server in memory instead.
+/// Sends GET requests to the API server. The trait has no other requests, because `linkerd cni`
+/// changes nothing in the cluster. Tests use an API server in memory instead.
 pub trait Api: Sync {
-    /// Returns the body of the response for `path`, which is absolute and has its query.
+    /// Returns the body of the response for `path`, an absolute path with the query.
     fn body(&self, path: &str) -> Result<String, Error>;
 }
 

@@ -1,6 +1,6 @@
-//! What is known of the redirect rules that running pods have now: what the repair controllers
-//! report, and on which nodes none compares the rules. For `linkerd cni explain` and
-//! `linkerd cni bypass`.
+//! What is known of the redirect rules that running pods have now, for `linkerd cni explain` and
+//! `linkerd cni bypass`: what the repair controllers report, and on which nodes no repair
+//! controller compares the rules.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ const CONTROLLER: &str = "repair-controller";
 /// What is known of the rules that a pod has now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodRules {
-    /// No rule is reported as missing, and a repair controller would report one. Also for a pod
-    /// that does not run yet.
+    /// No rule is reported as missing, although a repair controller would report a missing rule.
+    /// Also the state of a pod that does not run yet.
     NotReported,
     /// Why rules are missing.
     Missing(String),
@@ -33,12 +33,12 @@ pub enum PodRules {
 pub struct RulesNow {
     /// What the repair controllers report, or why that cannot be read.
     reports: Result<RepairReports, String>,
-    /// Whether agent and repair controller are ready on each node with an agent, or why that cannot
-    /// be read.
+    /// Whether agent and repair controller are ready on each node with an agent, or why their pods
+    /// cannot be read.
     programs: Result<BTreeMap<String, Programs>, String>,
 }
 
-/// What runs of the chart on a node.
+/// Which containers of the agent's pod are ready on a node.
 #[derive(Clone, Copy, Debug, Default)]
 struct Programs {
     is_agent_ready: bool,
@@ -46,8 +46,8 @@ struct Programs {
 }
 
 impl RulesNow {
-    /// Reads the reports on the pods of `parent`, the path of a namespace or of all. A failed
-    /// request makes rules unknown.
+    /// Reads the reports on the pods of `parent`, which is the API path of one namespace or of all.
+    /// If a request fails, the rules are unknown.
     pub fn fetch(api: &dyn Api, cni_namespace: &str, parent: &str) -> RulesNow {
         RulesNow {
             reports: match read_reports(api, parent) {
@@ -89,7 +89,7 @@ impl RulesNow {
     }
 
     /// Returns why it is unknown whether the plugin is called for a pod that has not started.
-    /// `None` if an agent is ready on its node, or the pod has no node yet.
+    /// `None` if an agent is ready on the pod's node, or if the pod has started or has no node yet.
     pub fn why_call_is_unknown(&self, pod: &Pod) -> Option<String> {
         let node = &pod.spec.node_name;
         if node.is_empty() || is_audited(pod) || is_stranded(pod) {
@@ -116,11 +116,12 @@ fn is_stranded(pod: &Pod) -> bool {
     StrandedPod::from_object(pod, FoundBy::Validator).is_some()
 }
 
-/// Whether an audit judges the pod: it runs, and is not being deleted.
+/// Whether an audit judges the pod. An audit judges pods that run and are not being deleted.
 fn is_audited(pod: &Pod) -> bool {
     StrandedPod::from_object(pod, FoundBy::Audit).is_some()
 }
 
+/// Returns the rules as unknown if the pod runs. A pod that does not run has no rules to report.
 fn unknown_if_audited(pod: &Pod, why: String) -> PodRules {
     if is_audited(pod) { PodRules::Unknown(why) } else { PodRules::NotReported }
 }
@@ -131,7 +132,7 @@ fn read_programs(api: &dyn Api, namespace: &str) -> Result<BTreeMap<String, Prog
     for pod in &pods {
         let node = text(&pod["spec"]["nodeName"]).to_owned();
         let programs = by_node.entry(node).or_default();
-        // During a rollout a node may have two pods.
+        // During a rollout a node may have two pods of the agent, of which one ready pod is enough.
         programs.is_agent_ready |= is_ready(pod);
         programs.is_controller_ready |= items(&pod["status"]["containerStatuses"])
             .any(|container| container["name"] == CONTROLLER && container["ready"] == true);

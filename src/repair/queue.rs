@@ -47,8 +47,8 @@ impl Queue {
         Queue { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Queues a pod at the end. A pod that waits already is replaced by its new version and keeps
-    /// its place, because each failure of a validator causes several events. Returns `false` if too
+    /// Queues a pod at the end. If a version of the pod waits already, the new version takes its
+    /// place, because each failure of a validator causes several events. Returns `false` if too
     /// many pods wait, to bound memory.
     #[must_use]
     pub fn push(&self, pod: StrandedPod) -> bool {

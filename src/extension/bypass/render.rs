@@ -8,7 +8,8 @@ use crate::verdict::bypass_paths::BypassPath;
 use crate::verdict::outcome::Outcome;
 use crate::verdict::reason::Reason;
 
-/// Reasons that most pods of most clusters have. The table only counts their pods.
+/// Reasons that most pods of most clusters have. The table counts the pods of each reason in one
+/// line, and has no row for each pod.
 const COMMON: [Reason; 5] = [
     Reason::RulesUnknown,
     Reason::Ipv6LinkLocal,
@@ -47,7 +48,8 @@ pub fn table(report: &BypassReport) -> String {
     text
 }
 
-/// Counts the pods with this reason, and names the first. Empty if there are none.
+/// Counts the pods with this reason, and names the first of them as an example. Empty if no pod has
+/// the reason.
 fn common_line(report: &BypassReport, reason: Reason) -> String {
     let mut pods = 0;
     let mut example = String::new();

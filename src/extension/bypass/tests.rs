@@ -18,7 +18,7 @@ fn report(cluster: &Cluster) -> BypassReport {
     fetch(cluster, "linkerd-cni", Some("shop")).unwrap()
 }
 
-/// The outcome of the pod, and the reasons of its paths.
+/// Returns the outcome of the pod `name`, and the reasons of the pod's paths.
 fn of_pod(report: &BypassReport, name: &str) -> (Outcome, Vec<&'static str>) {
     let pod = report.pods.iter().find(|pod| pod.name == name).unwrap();
     (pod.outcome(), pod.paths.iter().map(|path| path.reason.label()).collect())
@@ -30,7 +30,7 @@ fn table_and_json_name_each_meshed_pod_with_its_paths_and_their_causes() {
     insta::assert_snapshot!(table(&found(None)) + "\n" + &json(&found(Some("shop"))));
 }
 
-/// A report is right only if each pod is, wrong if one is wrong, and otherwise unknown.
+/// A report is right only if each pod is right, wrong if a pod is wrong, and otherwise unknown.
 #[test]
 fn the_outcome_is_that_of_the_worst_pod() {
     let mut cluster = cluster();
@@ -54,7 +54,7 @@ fn the_outcome_is_that_of_the_worst_pod() {
     }
 }
 
-/// What the user may not read says nothing of the pod's paths.
+/// An object that the user may not read may decide about paths, so the paths are unknown.
 #[test]
 fn what_cannot_be_read_is_unknown() {
     for (what, paths, reason) in [
@@ -98,8 +98,8 @@ fn pods_or_a_plugin_entry_that_cannot_be_read_are_an_error() {
     assert!(error(&cluster, None).contains("linkerd-cni-config: "));
 }
 
-/// An audit that finds most pods of a node damaged repairs none. Nobody repairs on a node without
-/// repair controller.
+/// In mode `delete`, an audit that finds most pods of a node damaged evicts none of them. On a node
+/// without repair controller, no rules are compared at all.
 #[test]
 fn rules_that_nobody_compares_or_repairs_are_unknown() {
     let suspended = json!({"items": [{
@@ -139,7 +139,7 @@ fn a_pod_whose_validator_failed_has_no_rules() {
     assert!(reasons.contains(&"rules-missing"), "{reasons:?}");
 }
 
-/// With `chained: false` Multus calls the plugin only for pods that name it.
+/// With `chained: false` Multus calls the plugin only for pods whose annotation names the plugin.
 #[test]
 fn without_the_annotation_for_multus_everything_bypasses_the_proxy() {
     let mut cluster = cluster();

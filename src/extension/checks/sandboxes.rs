@@ -101,7 +101,7 @@ fn look_up(api: &dyn Api, failed: FailedSandbox) -> (FailedSandbox, Sandbox) {
     (failed, sandbox)
 }
 
-/// Whether this is the pod with this UID, and it still waits for its sandbox.
+/// Whether `pod` has this UID, so that it is the pod of the Event, and still waits for its sandbox.
 fn waits(pod: &Value, uid: &str) -> bool {
     let status = &pod["status"];
     let has_ended = matches!(text(&status["phase"]), "Succeeded" | "Failed");

@@ -1,4 +1,4 @@
-//! Renders what becomes of a pod. Pure.
+//! Renders the explanation of one pod as text and as JSON. Pure.
 
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ struct Decision {
     remedy: Option<String>,
 }
 
-/// Renders the explanation for people. The rules follow if the plugin redirects the pod.
+/// Renders the explanation for people. If the plugin redirects the pod, the rules follow.
 pub fn text(explanation: &Explanation) -> String {
     let Explanation { config, namespace, name, examined, .. } = explanation;
     let node = match explanation.node.as_str() {

@@ -66,7 +66,7 @@ fn a_missing_pod_or_chart_is_named_with_the_remedy() {
     assert!(found.contains("elsewhere/linkerd-cni-config does not exist"), "{found}");
 }
 
-/// With `chained: false` Multus calls the plugin for the pods that name it.
+/// With `chained: false` Multus calls the plugin only for pods whose annotation names the plugin.
 #[test]
 fn a_pod_without_the_annotation_for_multus_is_not_redirected() {
     let mut cluster = cluster(meshed());
@@ -82,7 +82,8 @@ fn a_pod_without_the_annotation_for_multus_is_not_redirected() {
     assert_eq!((found.outcome(), decision_of(&found)), (Outcome::Right, "redirected".into()));
 }
 
-/// What the user may not read is unknown, and no failure of the plugin, which has its own rights.
+/// The plugin has rights of its own. So an object that the user may not read makes the decision
+/// unknown, and does not mean that the plugin fails.
 #[test]
 fn what_the_user_cannot_read_is_unknown() {
     let of_control_plane = json!({"linkerd.io/control-plane-component": "destination"});
@@ -99,7 +100,7 @@ fn what_the_user_cannot_read_is_unknown() {
         ("the agents' pods", AGENTS, json!({}), "redirected"),
     ] {
         let mut cluster = cluster(meshed());
-        // Without the injector's mark, the namespace has to be read.
+        // Remove the injector's mark, so that the namespace has to be read.
         cluster.set(POD, "/metadata/annotations", json!({}));
         cluster.set(POD, "/metadata/labels", labels);
         cluster.put(path, json!(403));
@@ -111,7 +112,7 @@ fn what_the_user_cannot_read_is_unknown() {
     }
 }
 
-/// The decision in the JSON of the explanation, whose outcome is the explanation's.
+/// Returns the decision in the JSON of the explanation. Checks that the JSON has the same outcome.
 fn decision_of(explanation: &Explanation) -> String {
     let json: Value = serde_json::from_str(&super::json(explanation)).unwrap();
     assert_eq!(json["outcome"], explanation.outcome().label());

@@ -13,7 +13,7 @@ const RETRIES: Limits = [Duration::from_secs(5), Duration::from_secs(300)];
 pub const EVICTION_RETRY: Duration = Duration::from_secs(60);
 
 /// Time for which a pod is ignored that has all its rules although its validator failed. The
-/// kubelet restarts the validator after at most 5 minutes, and then it succeeds.
+/// kubelet restarts the validator after at most 5 minutes, and then the validator succeeds.
 const COMPLETE_HOLD: Duration = Duration::from_secs(600);
 
 /// Time between two reports of a pod that is left unchanged. Shorter than the hour after which the

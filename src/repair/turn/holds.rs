@@ -25,10 +25,9 @@ const REMEMBERED: Duration = Duration::from_secs(2 * 3600);
 ///
 /// After the deletion of a pod, other pods of the same owner may be stranded:
 ///
-/// - A pod created before the deletion started during the same boot. It may be deleted at
-///   once.
-/// - A pod created after the deletion shows that the deletion did not help. It has to wait, and
-///   longer after each further deletion.
+/// - A pod created before the deletion started during the same boot, so it may be deleted at once.
+/// - A pod created after the deletion shows that the deletion did not help, so the pod has to wait,
+///   and longer after each further deletion.
 ///
 /// The creation time is from the API server's clock, the deletion time from the node's
 /// clock. If the clocks differ, a pod may wait without need, or may be deleted once more. A
