@@ -48,9 +48,9 @@ impl Agent {
         !newest.is_empty() && self.pod["metadata"]["labels"]["pod-template-generation"] == newest
     }
 
-    /// Returns why the pod is not ready, `None` if it is: the agent's own reason, or else what the
-    /// pod's containers, its conditions or Events on it say. The pod also has the container of the
-    /// repair controller, of which the agent knows nothing, so the agent's reason is not enough.
+    /// Returns why the pod is not ready; `None` if the pod is ready. The agent's own reason comes
+    /// first, then what the pod's containers, conditions and Events say: the pod also has the
+    /// container of the repair controller, of which the agent knows nothing.
     pub fn not_ready(&self, events: &[Value]) -> Option<String> {
         if let Some(body) = self.body()
             && let Some(why) = &body.not_ready

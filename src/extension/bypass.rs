@@ -40,9 +40,9 @@ struct ReportedPod {
 }
 
 impl BypassReport {
-    /// Returns the worst outcome of all pods. It is right if no traffic bypasses a proxy, besides
-    /// the traffic that bypasses every proxy. Pods with `linkerd-init` make it unknown at best,
-    /// because they are not examined.
+    /// Returns the worst outcome of all pods, which is right if no traffic bypasses a proxy,
+    /// besides the traffic that bypasses every proxy. With pods with `linkerd-init`, the outcome is
+    /// unknown or worse, because such pods are not examined.
     pub fn outcome(&self) -> Outcome {
         let of_pods = Outcome::worst(self.pods.iter().map(ReportedPod::outcome));
         if self.with_init > 0 { of_pods.max(Outcome::Unknown) } else { of_pods }

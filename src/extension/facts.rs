@@ -41,8 +41,8 @@ pub fn fetch(api: &dyn Api, namespace: &str, end: Deadline) -> Facts {
     }
 }
 
-/// Returns the namespace with the DaemonSet: `wanted`, or the only other namespace with one if
-/// `wanted` has none.
+/// Returns the namespace with the DaemonSet: `wanted`, or if `wanted` has no DaemonSet, the only
+/// other namespace that has one.
 pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
     if !matches!(find::<Value>(api, &daemonset_path(wanted, DAEMONSET)), Ok(None)) {
         return wanted.to_owned();

@@ -27,7 +27,7 @@ use crate::kube::types::ApiStatus;
 use crate::quote::one_line;
 
 /// Longest time for the start of `kubectl proxy`, and between two bytes of a response. The first
-/// response may take long, because kubectl may start a credential plugin before it.
+/// response may take long, because kubectl may have to start a credential plugin first.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Longest time for a whole response, as a multiple of the time between two bytes, so that a
 /// response that sends one byte after the other ends, too.

@@ -35,7 +35,7 @@ pub enum Severity {
     /// The check saw everything, and found something that an operator should look at. The exit code
     /// stays 0.
     Warning,
-    /// The check could not look at everything, and what it saw is no error.
+    /// The check could not look at everything, and found no error in what it could see.
     Unknown,
     Error,
     /// An error that may disappear while the chart is rolled out. The check is retried.

@@ -46,8 +46,8 @@ struct Programs {
 }
 
 impl RulesNow {
-    /// Reads the reports on the pods of `parent`, which is the API path of one namespace or of all.
-    /// If a request fails, the rules are unknown.
+    /// Reads the reports on the pods of `parent`, which is the API path of one namespace or of all
+    /// namespaces. If a request fails, the rules are unknown.
     pub fn fetch(api: &dyn Api, cni_namespace: &str, parent: &str) -> RulesNow {
         RulesNow {
             reports: match read_reports(api, parent) {

@@ -18,7 +18,8 @@ pub struct Queue {
 struct State {
     pods: Vec<QueuedPod>,
     turns: Turns,
-    /// Whether a restart was requested. It follows once no waiting pod can be repaired without it.
+    /// Whether a restart was requested. The process restarts once no waiting pod can be repaired
+    /// first.
     is_restart_due: bool,
 }
 

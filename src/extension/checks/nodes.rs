@@ -69,7 +69,7 @@ fn placed(facts: &Facts, placement: &Placement) -> CheckResult {
             None => unknown.push(format!("{name}: the node is not ready")),
             Some(Exclusion::Tainted(why)) => tainted.push(format!("{name}: {why}")),
             // The chart's user has chosen the node selector, for example to leave out Windows
-            // nodes, so a node that it excludes is not reported.
+            // nodes, so a node that the selector excludes is not reported.
             Some(Exclusion::NotSelected(_)) => {}
         }
     }

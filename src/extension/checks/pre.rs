@@ -114,8 +114,8 @@ fn has_socket_lb_in_pods(data: &Value) -> bool {
     is_on && data["bpf-lb-sock-hostns-only"] != "true"
 }
 
-/// Checks that Pod Security Admission admits the agent's pods. `has_pods` says whether it has
-/// admitted such pods before.
+/// Checks that Pod Security Admission admits the agent's pods. `has_pods` says whether the
+/// namespace has such pods already.
 pub fn pod_security(
     api: &dyn Api,
     category: &'static str,

@@ -114,7 +114,7 @@ fn waits(pod: &Value, uid: &str) -> bool {
     if condition(status, HAS_SANDBOX, "True").is_some() {
         return false;
     }
-    // Before Kubernetes 1.29 a pod lacks the condition. Then its addresses show whether it has its
-    // network.
+    // Before Kubernetes 1.29 a pod lacks the condition. Then the pod's addresses show whether its
+    // network was set up.
     condition(status, HAS_SANDBOX, "False").is_some() || items(&status["podIPs"]).next().is_none()
 }

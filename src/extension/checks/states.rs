@@ -86,8 +86,8 @@ fn readable_states(agents: &[Agent]) -> CheckResult {
 /// Warns of agents that are ready with a note, such as one about a skipped self-test.
 fn notes(states: &AgentStates<'_>) -> CheckResult {
     states.judge(Severity::Warning, "agents whose readiness has a note", |body| {
-        // The agent also adds a failed TokenRequest to its note. It is left out here, because the
-        // check of the token names it.
+        // The agent also adds a failed TokenRequest to its note. Such a note is left out here,
+        // because the check of the token names the failure.
         let is_of_token = body.note.as_deref() == body.problem(&Subject::TokenRequest);
         if is_of_token { None } else { body.note.clone() }
     })

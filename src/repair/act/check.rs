@@ -1,4 +1,4 @@
-//! Checks whether a found pod needs a repair, and whether a repair would help it.
+//! Checks whether a found pod needs a repair, and whether a repair would help the pod.
 
 use std::error::Error;
 
@@ -22,9 +22,9 @@ pub struct CheckedPod {
     pub inspected: Option<Inspected>,
 }
 
-/// Checks whether a found pod still needs a repair that can help it, and fails if not. How the pod
-/// was found and the repair mode decide whether the pod is read again from the API server, and
-/// whether the rules in its netns are read.
+/// Checks that a found pod still needs a repair, and that a repair can help; fails otherwise. Reads
+/// the pod again from the API server, and the rules in its netns, only where the repair mode and
+/// the way in which the pod was found require that.
 pub fn check(
     connection: &mut Connection,
     settings: &Settings,

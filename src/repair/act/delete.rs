@@ -23,8 +23,8 @@ const NOT_PERMITTED: &str = "the repair controller has no permission to evict po
 /// rejection. Then a pod whose validator failed is deleted, as upstream's controller does: its
 /// containers never started. A pod that an audit found is running, and is left unchanged.
 ///
-/// The preconditions must name the UID: the chart's admission policy compares it with the UIDs of
-/// the node's pods.
+/// The preconditions must name the UID, because the chart's admission policy compares this UID with
+/// the UIDs of the node's pods.
 pub fn evict_or_delete(client: &Client, pod: &FoundPod) -> Result<(), NotRepaired> {
     let options = delete_options(pod);
     let Err(error) = evict(client, pod, &options) else { return Ok(()) };

@@ -39,7 +39,8 @@ pub struct PodError {
 }
 
 impl Findings {
-    /// Adds the result of one pod. The rules are `None` if the plugin installs none in the pod.
+    /// Adds the result of one pod. `inspected` is `Ok(None)` if the plugin installs no rules in the
+    /// pod.
     ///
     /// Audits after the start set `plugin_works_since`. They may leave out a pod whose netns was
     /// made later, because the plugin has installed the rules of that pod.
@@ -73,9 +74,10 @@ impl Findings {
         }
     }
 
-    /// Adds a failed inspection. For an audit after the start, it is no error if the netns was
-    /// mounted too late for this container to see: only a pod from before the plugin then needs an
-    /// audit, so it is counted for a restart.
+    /// Adds a failed inspection. In an audit after the start, a netns that was mounted too late for
+    /// this container to see is no error. If the netns is older than the plugin, the pod is
+    /// counted, since a restart is needed to audit it. Otherwise the plugin has installed the
+    /// rules, and the pod is left out.
     fn add_error(
         &mut self,
         pod: FoundPod,

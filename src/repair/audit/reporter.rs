@@ -26,7 +26,7 @@ pub struct AuditReporter {
     unknown: PodReports,
     /// Damaged pods that are left unchanged while evictions are suspended.
     held_back: PodReports,
-    /// Since when evictions are suspended. `None` while they are not.
+    /// Since when evictions are suspended. `None` while evictions go on.
     suspended: Option<ReportTimes>,
     /// Since when audits have failed, and so judged no pod. `None` after a successful audit.
     failing: Option<ReportTimes>,
@@ -119,7 +119,7 @@ impl AuditReporter {
 
     /// Publishes the Events that end earlier reports: on pods whose rules were unknown and are
     /// known now, and on pods that were held back and have all their rules now. Damaged pods need
-    /// none: the worker publishes an Event when it repairs them.
+    /// no such Event: the worker publishes one when it has repaired the pod.
     fn end_pod_reports(&self, connection: &mut Connection, findings: &Findings) {
         for pod in self.unknown.ended(findings.judged()) {
             self.shared.publish_event(connection, Regarding::from(pod), &known_event());

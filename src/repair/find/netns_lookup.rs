@@ -80,8 +80,7 @@ impl NetnsLookup {
                     continue;
                 }
             };
-            // The controller's own netns is no pod's, even if it has the address in the pod's
-            // status.
+            // The controller's own netns is no pod's, even if the pod's status names its address.
             if netns.is_current() {
                 continue;
             }

@@ -176,9 +176,9 @@ fn runs(pod: &Pod) -> bool {
 
 /// Whether the validator's newest run exited with [`NOT_REDIRECTED`].
 ///
-/// The newest run is in `state` after it has exited. While the validator waits or runs
-/// again, it is in `lastState`. After a success, `ready` stays true even when the kubelet
-/// has removed the exited container.
+/// After the newest run has exited, its exit code is in `state`. While the validator waits for a
+/// restart or runs again, the exit code is in `lastState`. After a success, `ready` stays true even
+/// when the kubelet has removed the exited container.
 fn is_validator_failed(pod: &Pod) -> bool {
     let mut containers = pod.status.init_container_statuses.iter();
     let Some(validator) = containers.find(|container| container.name == VALIDATOR) else {

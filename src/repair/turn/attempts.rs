@@ -97,9 +97,9 @@ impl Attempts {
         self.not_before = now + REPORT_INTERVAL;
     }
 
-    /// Records that the pod has all its rules, although its validator failed. Returns whether that
-    /// was already so some minutes before: in between, the validator has run again, so it fails in
-    /// spite of the rules.
+    /// Records that the pod has all its rules, although its validator failed. Returns whether an
+    /// earlier attempt, some minutes ago, found the same. In between the validator has run again,
+    /// so it fails in spite of the rules.
     pub fn record_complete(&mut self, now: Instant) -> bool {
         let was_complete = self.had_all_rules && now < self.not_before + COMPLETE_HOLD;
         self.failing_since = None;
