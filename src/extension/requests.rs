@@ -41,7 +41,8 @@ fn remedy(reason: &str) -> &'static str {
             "; grant this right to the user, or choose another user with --context or --as"
         }
         "Unauthorized" => "; log in again, or choose another user with --context",
-        // `kubectl proxy` itself responds so if it could not send the request, or got no response.
+        // `kubectl proxy` itself sends these statuses if the API server could not be reached or did
+        // not respond, so kubectl has to be checked.
         "HTTP 500" | "HTTP 502" => CHECK,
         _ => "",
     }
@@ -70,7 +71,7 @@ impl Api for AskedUntil<'_> {
     }
 }
 
-/// GETs `path` and decodes the response, such as an object.
+/// GETs `path`, and decodes the JSON of the response.
 pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
     let body = api.body(path)?;
     match serde_json::from_str(&body) {

@@ -16,8 +16,8 @@ use crate::kube::object_reader::namespace_path;
 const FAILED: &str = "fieldSelector=reason%3DFailedCreatePodSandBox";
 /// Condition of a pod whose sandbox has its network, of Kubernetes 1.29 and later.
 const HAS_SANDBOX: &str = "PodReadyToStartContainers";
-/// Most pods that are read and named. The others are only counted, because more pods with one cause
-/// would add nothing.
+/// Largest number of pods that are read and named. Further pods are only counted, because more pods
+/// with the same cause would add nothing.
 const MOST_NAMED: usize = 50;
 
 /// A pod whose sandbox could not be created, as the newest Event on it says.

@@ -72,7 +72,7 @@ impl Worker {
     }
 
     /// Applies the repair mode to the pod if the pod still needs a repair. Returns the missing
-    /// rules, or no rules if they were not read.
+    /// rules; empty if the rules were not read.
     fn attempt(&mut self, found: &StrandedPod) -> Result<Vec<String>, NotRepaired> {
         let checked = check(&mut self.connection, &self.shared.settings, found)?;
         if let Some(wait) = self.shared.queue.hold(&checked.pod) {
