@@ -49,7 +49,8 @@ pub struct Config {
     /// Time that one ADD or CHECK may spend on API requests. The chart does not set the key
     /// (`api-retry-seconds`): tests shorten the time with it.
     pub api_budget: Duration,
-    /// Whether an invalid element of a port list fails the pod. Upstream drops the element.
+    /// Whether an invalid element of a list of ports or interfaces fails the pod. Upstream drops an
+    /// invalid port.
     pub strict_annotations: bool,
     /// Whether a container that runs as the proxy's user fails the pod.
     pub strict_proxy_user: bool,
@@ -67,6 +68,7 @@ pub struct Config {
     outbound_ports_to_ignore: Vec<String>,
     /// The texts of each list of subnets, in the order of [`SubnetList::ALL`].
     subnets_to_ignore: [Vec<String>; SubnetList::ALL.len()],
+    inner_interfaces: Vec<String>,
 }
 
 impl Config {
@@ -121,6 +123,7 @@ impl Config {
             inbound_ports_to_ignore: linkerd.ports(ignored_ports::INBOUND_KEY),
             outbound_ports_to_ignore: linkerd.ports(ignored_ports::OUTBOUND_KEY),
             subnets_to_ignore: SubnetList::ALL.map(|list| linkerd.strings(list.key())),
+            inner_interfaces: linkerd.strings(ignored_ports::INNER_KEY),
             problem: kubernetes.problem.or(linkerd.problem),
         }
     }

@@ -6,6 +6,7 @@
 mod check;
 mod error;
 mod iptables;
+mod loopback_routing;
 pub mod native;
 
 use std::fs;
@@ -34,6 +35,13 @@ pub fn rule_spec(redirect: Redirect, ipv6: Ipv6) -> RuleSpec {
 /// [`iptables::apply`]. Idempotent. Keeps foreign rules. Removes the chains that a failed backend
 /// created; chains that existed before keep the rules that it wrote.
 pub fn apply(spec: &RuleSpec, backends: &[Backend]) -> Result<Backend, Error> {
+    let backend = apply_with_first_usable(spec, backends)?;
+    // After the rules, which keep the loopback addresses closed.
+    loopback_routing::allow(spec)?;
+    Ok(backend)
+}
+
+fn apply_with_first_usable(spec: &RuleSpec, backends: &[Backend]) -> Result<Backend, Error> {
     let deadline = Deadline::after(iptables::PROGRAMS_BUDGET);
     let mut errors = Vec::new();
     for &backend in backends {
@@ -80,6 +88,9 @@ fn apply_with(backend: Backend, spec: &RuleSpec, deadline: Deadline) -> Result<B
 /// rules again. Rules of a family that the pod should not have are therefore deleted first, while
 /// the other family's rules still show that a repair is needed.
 pub fn install_native(spec: &RuleSpec) -> Result<(), Error> {
+    // First, as it fails in a container that may not write sysctls, and the pod is not to start
+    // without it.
+    loopback_routing::allow(spec)?;
     native::flush_other_families(spec.families)?;
     native::apply(&spec.redirect, spec.families)?;
     native::flush_iptables(spec.families)

@@ -122,7 +122,7 @@ pub struct Record {
     /// For ADD: why annotations and plugin entry decided without the API server. For CHECK: why it
     /// is not proven whether rules are missing.
     pub degraded: Option<CallError>,
-    /// Elements of the pod's port lists that have no effect.
+    /// Elements of the pod's lists of ports and interfaces that have no effect.
     #[serde(deserialize_with = "lists_of_known_sources")]
     pub ignored: Vec<Ignored>,
     /// Init containers that start before the proxy, so that their connections are refused.

@@ -2,6 +2,7 @@
 //! rules and checks them.
 
 pub mod backend_order;
+pub mod interfaces;
 pub mod ipv6;
 pub mod ports;
 pub mod rules;
@@ -10,6 +11,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use interfaces::Interface;
 pub use ipv6::{Family, Ipv6};
 use ports::PortRange;
 
@@ -30,6 +32,8 @@ pub struct Redirect {
     pub skip_outbound: Vec<PortRange>,
     pub skip_subnets: Vec<Subnet>,
     pub skip_outbound_subnets: Vec<Subnet>,
+    /// Interfaces to networks inside the pod. Connections that arrive through them are outbound.
+    pub inner_interfaces: Vec<Interface>,
     /// Whether the pod object could not be read, so that its proxy may need another redirect.
     pub is_guessed: bool,
 }

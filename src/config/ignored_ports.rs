@@ -1,4 +1,4 @@
-//! Elements of a pod's port lists that have no effect. [`Config::resolve`](super::Config::resolve)
+//! Elements of a pod's lists of ports and interfaces that have no effect. [`Config::resolve`](super::Config::resolve)
 //! drops them, or fails the pod if the plugin entry says so.
 
 use std::fmt;
@@ -7,18 +7,22 @@ use serde::Serialize;
 
 use crate::pod::annotation::{self, ValueKind};
 use crate::quote::{self, quote};
-use crate::redirect::ports;
+use crate::redirect::{interfaces, ports};
 
 pub const OUTBOUND_KEY: &str = "outbound-ports-to-ignore";
 pub const INBOUND_KEY: &str = "inbound-ports-to-ignore";
+pub const INNER_KEY: &str = "inner-interfaces";
+
+/// The keys of the plugin entry whose invalid elements are ignored.
+const KEYS: [&str; 3] = [OUTBOUND_KEY, INBOUND_KEY, INNER_KEY];
 
 /// Returns the annotations and the keys of the plugin entry whose invalid elements are ignored.
 pub fn sources() -> impl Iterator<Item = &'static str> {
     let annotations = annotation::TABLE.iter().filter(|row| match row.value {
-        ValueKind::PortList | ValueKind::ProxyPort => true,
+        ValueKind::PortList | ValueKind::ProxyPort | ValueKind::InterfaceList => true,
         ValueKind::SubnetList | ValueKind::Id => false,
     });
-    annotations.map(|row| row.key).chain([OUTBOUND_KEY, INBOUND_KEY])
+    annotations.map(|row| row.key).chain(KEYS)
 }
 
 /// Number of elements that logs and Events name. A list may have hundreds of thousands of invalid
@@ -50,13 +54,17 @@ impl Ignored {
 
     /// Whether the list is an annotation, not a key of the plugin entry.
     pub fn is_annotated(&self) -> bool {
-        ![OUTBOUND_KEY, INBOUND_KEY].contains(&self.source)
+        !KEYS.contains(&self.source)
     }
 
     /// Describes valid elements of the list.
     pub fn grammar(&self) -> &'static str {
-        match annotation::redirect_annotation(self.source) {
-            Some(row) if row.value == ValueKind::ProxyPort => PORT_GRAMMAR,
+        if self.source == INNER_KEY {
+            return interfaces::GRAMMAR;
+        }
+        match annotation::redirect_annotation(self.source).map(|row| row.value) {
+            Some(ValueKind::ProxyPort) => PORT_GRAMMAR,
+            Some(ValueKind::InterfaceList) => interfaces::GRAMMAR,
             _ => ports::GRAMMAR,
         }
     }
@@ -114,7 +122,7 @@ mod tests {
 
     #[test]
     fn ten_ignored_elements_are_quoted_and_the_others_counted() {
-        let cut = cut(vec![list(0, &["x"; 8]), list(1, &["y"; 8]), list(7, &["z"; 8])]);
+        let cut = cut(vec![list(0, &["x"; 8]), list(1, &["y"; 8]), list(8, &["z"; 8])]);
         let counts: Vec<_> = cut.iter().map(|list| (list.elements.len(), list.more)).collect();
         assert_eq!(counts, [(8, 0), (2, 6), (0, 8)]);
         assert_eq!(cut[2].to_string(), "ignored in inbound-ports-to-ignore: 8 more");

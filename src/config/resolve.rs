@@ -1,10 +1,10 @@
 //! Checks plugin entry, annotations and proxy container, and combines them into a [`Redirect`].
 //!
 //! Upstream drops an invalid element of a port list, logs that on the node, and starts the pod. So
-//! does this module, and it returns the element, so that the pod's owner gets an Event. With
-//! `strict-annotations`, the first invalid element is an error.
+//! does this module, also in the list of interfaces, and it returns the element, so that the pod's
+//! owner gets an Event. With `strict-annotations`, the first invalid element is an error.
 
-use super::ignored_ports::{INBOUND_KEY, Ignored, OUTBOUND_KEY, PORT_GRAMMAR};
+use super::ignored_ports::{INBOUND_KEY, INNER_KEY, Ignored, OUTBOUND_KEY, PORT_GRAMMAR};
 use super::section::config_error;
 use super::{Config, ResolvedRedirect};
 use crate::cni::Error;
@@ -12,6 +12,7 @@ use crate::pod::annotation::{self, annotation_error};
 use crate::pod::containers;
 use crate::pod::facts::PodFacts;
 use crate::quote::{self, quote};
+use crate::redirect::interfaces::{self, Interface};
 use crate::redirect::ports::{self, InvalidElement, PortRange};
 use crate::redirect::{Ipv6, Redirect, Subnet};
 
@@ -73,6 +74,7 @@ impl Config {
         let (_, skip_inbound_subnets) = self.subnets(pod, SubnetList::Inbound)?;
         skip_subnets.extend(skip_inbound_subnets);
         let (_, skip_outbound_subnets) = self.subnets(pod, SubnetList::Outbound)?;
+        let inner = self.inner_interfaces(pod)?;
 
         let mut skip_inbound_ranges = skip_inbound.ranges;
         skip_inbound_ranges.extend(admin.port.map(PortRange::from));
@@ -82,6 +84,7 @@ impl Config {
         for port in [admin, control, inbound, outbound] {
             ignored.extend(port.ignored);
         }
+        ignored.extend(inner.ignored);
         let redirect = Redirect {
             inbound_port,
             outbound_port,
@@ -92,6 +95,7 @@ impl Config {
             skip_outbound: ports::distinct(&skip_outbound.ranges),
             skip_subnets,
             skip_outbound_subnets,
+            inner_interfaces: inner.interfaces,
             is_guessed: false,
         };
         Ok(ResolvedRedirect {
@@ -125,6 +129,11 @@ impl Config {
     pub fn outbound_ports<'a>(&'a self, pod: &'a PodFacts) -> SkipList<'a> {
         let configured = &self.outbound_ports_to_ignore;
         SkipList::new(pod, annotation::SKIP_OUTBOUND_PORTS, OUTBOUND_KEY, configured)
+    }
+
+    /// Returns the annotated interfaces inside the pod, or else those of the plugin entry.
+    pub fn inner_interface_list<'a>(&'a self, pod: &'a PodFacts) -> SkipList<'a> {
+        SkipList::new(pod, annotation::INNER_INTERFACES, INNER_KEY, &self.inner_interfaces)
     }
 
     /// Returns the subnets of the pod's annotation or, if the pod lacks that annotation, those of
@@ -161,6 +170,12 @@ struct PortRanges {
     ignored: Vec<Ignored>,
 }
 
+/// Interfaces inside the pod, and the elements of their list that have no effect.
+struct InnerInterfaces {
+    interfaces: Vec<Interface>,
+    ignored: Option<Ignored>,
+}
+
 /// A port of the proxy, if container or annotation state one, and the annotation's value if it has
 /// no effect.
 struct PodPort {
@@ -168,7 +183,7 @@ struct PodPort {
     ignored: Option<Ignored>,
 }
 
-/// A list of ports or subnets: an annotation, or else elements of the plugin entry.
+/// A list of ports, subnets or interfaces: an annotation, or else elements of the plugin entry.
 #[derive(Clone, Copy)]
 pub struct SkipList<'a> {
     /// Name of the annotation, or key of the plugin entry.
@@ -197,6 +212,22 @@ impl<'a> SkipList<'a> {
 
     pub fn ports(self) -> impl Iterator<Item = Result<PortRange, InvalidElement<'a>>> {
         self.elements().map(PortRange::parse)
+    }
+
+    /// Returns the interfaces of the list, each once, and its invalid elements.
+    pub fn interfaces(self) -> (Vec<Interface>, Vec<InvalidElement<'a>>) {
+        let (mut valid, mut invalid) = (Vec::new(), Vec::new());
+        for text in self.elements() {
+            match Interface::parse(text) {
+                Ok(interface) if valid.contains(&interface) => {}
+                Ok(_) if valid.len() == interfaces::COUNT_LIMIT => {
+                    invalid.push(interfaces::too_many(text));
+                }
+                Ok(interface) => valid.push(interface),
+                Err(element) => invalid.push(element),
+            }
+        }
+        (valid, invalid)
     }
 
     fn error(&self, problem: &str) -> Error {
@@ -241,6 +272,29 @@ impl Config {
             return Err(list.error(&problem));
         }
         Ok(found)
+    }
+
+    /// Returns the interfaces inside the pod. Fails if the list has only invalid elements, as for
+    /// outbound ports.
+    fn inner_interfaces(&self, pod: &PodFacts) -> Result<InnerInterfaces, Error> {
+        let list = self.inner_interface_list(pod);
+        let (interfaces, invalid) = list.interfaces();
+        let Some(first_invalid) = invalid.first() else {
+            return Ok(InnerInterfaces { interfaces, ignored: None });
+        };
+        let grammar = interfaces::GRAMMAR;
+        if self.strict_annotations {
+            return Err(list.error(&format!("{first_invalid}; grammar: {grammar}")));
+        }
+        if interfaces.is_empty() {
+            let problem = format!("{first_invalid}; no valid element is left; grammar: {grammar}");
+            return Err(list.error(&problem));
+        }
+        let mut ignored = Ignored { source: list.key, elements: Vec::new(), more: 0 };
+        for element in invalid {
+            ignored.add(element.text);
+        }
+        Ok(InnerInterfaces { interfaces, ignored: Some(ignored) })
     }
 
     /// Returns a port of the proxy: `stated` by its container, else the annotation `key`.

@@ -1,3 +1,4 @@
+mod inner_interfaces;
 mod port_lists;
 
 use std::collections::BTreeMap;

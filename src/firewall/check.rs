@@ -8,6 +8,7 @@ use std::convert::Infallible;
 
 use super::error::Error;
 use super::iptables::{self, PROGRAMS_BUDGET};
+use super::loopback_routing;
 use super::native::listing::{FamilyListing, Listing, Tables, has_linkerds};
 use crate::deadline::Deadline;
 use crate::redirect::rules::{self, Chain, ListedRules};
@@ -146,7 +147,8 @@ fn has_marker_of(listing: &Listing, today: &RuleSpec) -> bool {
 }
 
 /// Returns the rules of `spec` that are missing in the tables that decide first, as lines of
-/// `iptables-save`. For a repair also those that are missing behind the plugin's tables.
+/// `iptables-save`, and the sysctl that they need. For a repair also the rules that are missing
+/// behind the plugin's tables.
 fn missing_of(spec: &RuleSpec, listing: &Listing, purpose: Purpose) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in spec.families {
@@ -163,6 +165,7 @@ fn missing_of(spec: &RuleSpec, listing: &Listing, purpose: Purpose) -> Result<Ve
         }
         missing.extend(of_family);
     }
+    missing.extend(loopback_routing::missing_line(spec));
     Ok(missing)
 }
 

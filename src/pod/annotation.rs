@@ -24,6 +24,8 @@ pub enum ValueKind {
     PortList,
     /// Subnets. An invalid element fails the pod.
     SubnetList,
+    /// Names of interfaces inside the pod. Invalid elements are ignored and reported.
+    InterfaceList,
     /// A user ID or group ID. An invalid value fails the pod.
     Id,
     /// A port of the proxy. An invalid value is ignored and reported. The proxy container states
@@ -58,6 +60,8 @@ redirect_annotations! {
     OUTBOUND_PORT "config.linkerd.io/outbound-port" ProxyPort
     CONTROL_PORT "config.linkerd.io/control-port" ProxyPort
     ADMIN_PORT "config.linkerd.io/admin-port" ProxyPort
+    /// Upstream has no such annotation. Istio's is `istio.io/reroute-virtual-interfaces`.
+    INNER_INTERFACES "config.linkerd.io/inner-interfaces" InterfaceList
 }
 
 /// Returns the row of [`TABLE`] with this key.
@@ -66,8 +70,8 @@ pub fn redirect_annotation(key: &str) -> Option<&'static RedirectAnnotation> {
 }
 
 /// Returns the annotations that the namespace may have for its pods. If the pod lacks one, the
-/// namespace's value applies. Upstream's plugin reads them too, except [`SKIP_INBOUND_SUBNETS`] and
-/// [`SKIP_OUTBOUND_SUBNETS`].
+/// namespace's value applies. Upstream's plugin reads them too, except [`SKIP_INBOUND_SUBNETS`],
+/// [`SKIP_OUTBOUND_SUBNETS`] and [`INNER_INTERFACES`].
 pub fn inherited_keys() -> impl Iterator<Item = &'static str> {
     let inherited = TABLE.iter().filter(|row| row.value != ValueKind::ProxyPort);
     inherited.map(|row| row.key)
@@ -156,6 +160,7 @@ mod tests {
             let value = match row.value {
                 ValueKind::PortList => "port",
                 ValueKind::SubnetList => "CIDRs",
+                ValueKind::InterfaceList => "names",
                 ValueKind::Id | ValueKind::ProxyPort => "a",
             };
             wanted.push((row.key.to_owned(), value));

@@ -21,13 +21,13 @@ pub struct PortRange {
     pub last: u16,
 }
 
-/// An invalid element of a list. Upstream drops it.
+/// An invalid element of a list of ports or interfaces. Upstream drops it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} {why}", quote(.at_fault))]
 pub struct InvalidElement<'a> {
     pub text: &'a str,
-    at_fault: &'a str,
-    why: &'static str,
+    pub(super) at_fault: &'a str,
+    pub(super) why: &'static str,
 }
 
 impl PortRange {

@@ -14,8 +14,11 @@ pub use marker::{
     digest, is_guessed, is_redirecting, marked_rules, marker, parse_marker, split_comment,
 };
 
-use ipnet::IpNet;
+use std::net::Ipv4Addr;
 
+use ipnet::{IpNet, Ipv4Net};
+
+use super::interfaces::Interface;
 use super::ports::{self, PortRange};
 use super::{Family, Redirect, Subnet};
 
@@ -61,6 +64,8 @@ pub enum Match {
     Gid(u32),
     /// The packet leaves through the interface `lo`.
     Loopback,
+    /// The packet arrives through this interface.
+    Arrival(Interface),
 }
 
 /// What happens to a packet that meets all conditions of a rule.
@@ -68,7 +73,12 @@ pub enum Match {
 pub enum Verdict {
     /// Continues in the calling chain, so that the packet is not redirected.
     Return,
+    /// Goes to this port of the first address of the interface through which the packet arrives,
+    /// or of the loopback address if a process of the pod sent the packet.
     Redirect(u16),
+    /// Goes to this port of 127.0.0.1.
+    RedirectToLoopback(u16),
+    Discard,
     Jump(Chain),
 }
 
@@ -123,12 +133,13 @@ pub fn missing_in_order<'r, T, E>(
     Ok(missing)
 }
 
-/// Returns the rules of the chain for inbound connections: first the exemptions, then the
-/// redirects.
+/// Returns the rules of the chain for inbound connections: first the connections that are not
+/// inbound although they arrive, then the exemptions, then the redirects.
 fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let chain = Chain::ProxyInitRedirect;
     let to_proxy = Verdict::Redirect(redirect.inbound_port);
-    let mut rules = skipped_ports(chain, &redirect.skip_inbound);
+    let mut rules = from_inner_side(redirect, family);
+    rules.extend(skipped_ports(chain, &redirect.skip_inbound));
     rules.extend(skipped_subnets(chain, &redirect.skip_subnets, family, Match::Source));
     if redirect.ports_to_redirect.is_empty() {
         rules.push(rule(chain, vec![Match::Tcp], to_proxy, "redirect-all-incoming-to-proxy-port"));
@@ -162,6 +173,61 @@ fn outbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
         "redirect-all-outgoing-to-proxy-port",
     ));
     rules
+}
+
+/// Returns the rules for connections from networks inside the pod, which are outbound: for each
+/// interface the exemptions of outbound connections, then the redirect.
+///
+/// The proxy accepts outbound connections only at the loopback addresses, so that no other pod can
+/// use it as a relay ([linkerd2-proxy#1442](https://github.com/linkerd/linkerd2-proxy/pull/1442)).
+/// [`Verdict::Redirect`] would send an arriving packet to the address of its interface, where the
+/// proxy does not listen. IPv6 has no way to `::1`: the kernel has no sysctl `route_localnet` for
+/// it. Such connections are refused unless the proxy listens on all addresses.
+fn from_inner_side(redirect: &Redirect, family: Family) -> Vec<Rule> {
+    if redirect.inner_interfaces.is_empty() {
+        return Vec::new();
+    }
+    let chain = Chain::ProxyInitRedirect;
+    let to_proxy = match family {
+        Family::Ipv4 => Verdict::RedirectToLoopback(redirect.outbound_port),
+        Family::Ipv6 => Verdict::Redirect(redirect.outbound_port),
+    };
+    let mut rules = Vec::new();
+    if family == Family::Ipv4 {
+        rules.extend(closed_loopback(chain));
+    }
+    for interface in &redirect.inner_interfaces {
+        let mut exemptions = skipped_ports(chain, &redirect.skip_outbound);
+        let subnets = &redirect.skip_outbound_subnets;
+        exemptions.extend(skipped_subnets(chain, subnets, family, Match::Destination));
+        rules.extend(exemptions.into_iter().map(|rule| arriving_at(interface, rule)));
+        let comment = format!("redirect-all-from-{interface}-to-proxy-port");
+        let matches = vec![Match::Arrival(interface.clone()), Match::Tcp];
+        rules.push(rule(chain, matches, to_proxy, &comment));
+    }
+    rules
+}
+
+/// Returns the rules that keep the pod's loopback addresses out of reach from its networks, as the
+/// kernel does while the sysctl `route_localnet` is 0. [`Verdict::RedirectToLoopback`] needs it to
+/// be 1.
+fn closed_loopback(chain: Chain) -> [Rule; 2] {
+    let loopback = IpNet::from(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8));
+    [
+        rule(chain, vec![Match::Source(loopback)], Verdict::Discard, "discard-from-loopback"),
+        rule(chain, vec![Match::Destination(loopback)], Verdict::Discard, "discard-to-loopback"),
+    ]
+}
+
+/// Limits a rule to packets that arrive through the interface.
+fn arriving_at(interface: &Interface, mut rule: Rule) -> Rule {
+    // iptables-save lists the interface behind the addresses.
+    let is_address =
+        |condition: &&Match| matches!(condition, Match::Source(_) | Match::Destination(_));
+    let place = rule.matches.iter().take_while(is_address).count();
+    rule.matches.insert(place, Match::Arrival(interface.clone()));
+    rule.comment = format!("{}-from-{interface}", rule.comment);
+    rule
 }
 
 /// Returns the subnets of the family that no other one contains, each once, in order.

@@ -5,7 +5,7 @@ use super::container_paths::{container_paths, independent_container_paths};
 use super::reason::Reason;
 use super::refusal::Refusal;
 use super::{NotCalled, Verdict};
-use crate::config::ignored_ports::{INBOUND_KEY, OUTBOUND_KEY};
+use crate::config::ignored_ports::{INBOUND_KEY, INNER_KEY, OUTBOUND_KEY};
 use crate::config::resolve::SubnetList;
 use crate::config::{Config, ResolvedRedirect};
 use crate::pod::annotation;
@@ -18,12 +18,13 @@ use crate::redirect::Ipv6;
 use crate::redirect::ports::PortRange;
 
 /// Values of the chart that become keys of the plugin entry.
-const CHART_VALUES: [(&str, &str); 5] = [
+const CHART_VALUES: [(&str, &str); 6] = [
     (INBOUND_KEY, "ignoreInboundPorts"),
     (OUTBOUND_KEY, "ignoreOutboundPorts"),
     (SubnetList::Any.key(), "skipSubnets"),
     (SubnetList::Inbound.key(), "skipInboundSubnets"),
     (SubnetList::Outbound.key(), "skipOutboundSubnets"),
+    (INNER_KEY, "innerInterfaces"),
 ];
 
 /// The lists of subnets, each with the reason of its path.
@@ -172,7 +173,7 @@ fn redirected_ports_path(resolved: &ResolvedRedirect) -> Option<BypassPath> {
     Some(path.caused_by("value", "portsToRedirect"))
 }
 
-/// Returns one path around the proxy for each skip list that is not empty. Inbound ranges that have
+/// Returns one path around the proxy for each list that is not empty. Inbound ranges that have
 /// only the proxy's own control and admin ports are left out, and invalid elements.
 fn skip_list_paths(config: &Config, known: &ObjectFacts, facts: &PodFacts) -> Vec<BypassPath> {
     let servers = proxy_servers(facts);
@@ -191,6 +192,10 @@ fn skip_list_paths(config: &Config, known: &ObjectFacts, facts: &PodFacts) -> Ve
         let (key, subnets) = config.valid_subnets(facts, list);
         lists.push((reason, subnets.into_iter().map(|subnet| subnet.text).collect(), key));
     }
+    let list = config.inner_interface_list(facts);
+    let (interfaces, _) = list.interfaces();
+    let names = interfaces.into_iter().map(|interface| interface.to_string()).collect();
+    lists.push((Reason::InnerInterfaces, names, list.key));
     let mut paths = Vec::new();
     for (reason, elements, key) in lists {
         if !elements.is_empty() {

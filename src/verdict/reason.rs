@@ -56,6 +56,9 @@ reasons! {
             "Inbound connections from these subnets"
         SkipOutboundSubnets "skip-outbound-subnets"
             "Outbound connections to these subnets"
+        InnerInterfaces "inner-interfaces"
+            "The proxy's inbound policies, for connections through these interfaces to the pod: they \
+             are outbound"
         Unknown "unknown"
             "Unknown: an annotation is invalid, facts about the pod are missing, or they are too \
              many for the agent"
@@ -89,6 +92,7 @@ impl Reason {
             | Reason::SkipOutboundPorts
             | Reason::SkipInboundSubnets
             | Reason::SkipOutboundSubnets
+            | Reason::InnerInterfaces
             | Reason::Udp => Outcome::Wrong,
         }
     }

@@ -49,7 +49,7 @@ metrics! {
         "Pods redirected by annotations and plugin entry alone, because the API server or the credential failed, by CNI error code"
         (code_labels(Failure::is_outage))
     ignored_ports: Counters<1> = register_each
-        "Port lists with ignored elements, by annotation or key of the plugin entry"
+        "Lists of ports and interfaces with ignored elements, by annotation or key of the plugin entry"
         (sources().map(|source| [label("source", source)]))
     pods_with_blocked_init_containers: Counter = register
         "Redirected pods with init containers that start before the proxy, so that their connections are refused"

@@ -12,7 +12,7 @@ use crate::failure::{Failure, Row};
 use crate::kube::event::{EventContent, EventType};
 use crate::record::{CallError, Record};
 
-/// Longest quotation of the ignored elements of a port list in a note, in bytes.
+/// Longest quotation of the ignored elements of a list in a note, in bytes.
 const ELEMENTS_LIMIT: usize = 500;
 
 /// What an Event reports about a pod.
@@ -104,7 +104,7 @@ fn degraded(error: &CallError) -> Report {
     Report { subject: "degraded", kind, reason: "LinkerdCNIDegraded", note }
 }
 
-/// Reports the elements of an annotated port list that have no effect.
+/// Reports the elements of an annotated list of ports or interfaces that have no effect.
 fn ignored_ports(list: &Ignored) -> Report {
     let elements = list.to_string();
     let shown = &elements[..elements.floor_char_boundary(ELEMENTS_LIMIT)];
@@ -239,11 +239,16 @@ mod tests {
         let record = record(json!({"ignored": [
             {"source": "config.linkerd.io/skip-outbound-ports", "elements": vec![&long; 10]},
             {"source": "config.linkerd.io/admin-port", "elements": ["x"]},
+            {"source": "config.linkerd.io/inner-interfaces", "elements": ["docker+"]},
             {"source": "inbound-ports-to-ignore", "elements": ["smtp"], "more": 3},
+            {"source": "inner-interfaces", "elements": ["eth0"]},
         ]}));
         let remedy = "Correct the annotation of the pod or of its namespace.";
-        let grammars =
-            ["a list of ports (0-65535) and ranges (lower-upper)", "a port from 1 to 65535"];
+        let grammars = [
+            "a list of ports (0-65535) and ranges (lower-upper)",
+            "a port from 1 to 65535",
+            "a list of up to 8 names of interfaces inside the pod",
+        ];
         let events = pod_events(&record);
         assert_eq!(events.len(), grammars.len());
         for (event, grammar) in events.iter().zip(grammars) {

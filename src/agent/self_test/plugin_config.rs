@@ -6,6 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::cni::{Command, version};
+use crate::config::ignored_ports::INNER_KEY;
 use crate::conflist::plugin_entry;
 
 /// CNI version of a network config that names no version.
@@ -38,9 +39,19 @@ impl PluginConfig {
         Some(PluginConfig { fields, previous_result, has_check })
     }
 
-    /// Renders the JSON for the plugin's stdin, with this `prevResult` unless it is null.
+    /// Renders the config as JSON.
+    pub fn text(&self) -> String {
+        Value::Object(self.fields.clone()).to_string()
+    }
+
+    /// Renders the JSON for the plugin's stdin, with this `prevResult` unless it is null. Omits the
+    /// interfaces inside pods: for these, the plugin sets a sysctl, which is read-only in the
+    /// agent's container.
     pub fn stdin(&self, previous_result: &Value) -> String {
         let mut fields = self.fields.clone();
+        if let Some(Value::Object(linkerd)) = fields.get_mut("linkerd") {
+            linkerd.remove(INNER_KEY);
+        }
         if !previous_result.is_null() {
             fields.insert("prevResult".into(), previous_result.clone());
         }
@@ -55,7 +66,7 @@ mod tests {
     const LIST: &str = r#"{"name": "net", "cniVersion": "1.0.0", "plugins": [
         {"type": "bridge"},
         {"type": "linkerd-cni", "name": "linkerd-cni", "kubernetes": {"kubeconfig": "/kc"},
-         "linkerd": {"iptables-mode": "nft"},
+         "linkerd": {"iptables-mode": "nft", "inner-interfaces": ["docker0"]},
          "capabilities": {"io.kubernetes.cri.pod-annotations": true}}]}"#;
 
     #[test]
@@ -72,6 +83,7 @@ mod tests {
             "prevResult": {"cniVersion": "1.0.0"},
         });
         assert_eq!(stdin, expected);
+        assert!(config.text().contains(r#""inner-interfaces":["docker0"]"#));
         assert!(config.has_check);
     }
 

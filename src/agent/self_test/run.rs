@@ -55,7 +55,7 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     let plugin_config = plan::installed_config(&settings.node.mode, &found)
         .and_then(|file| PluginConfig::from_network_config(file.text()))
         .ok_or_else(|| TestOutcome::Failed("no network config has a plugin entry".into()))?;
-    let config = serde_json::from_str::<Object>(&plugin_config.stdin(&Value::Null));
+    let config = serde_json::from_str::<Object>(&plugin_config.text());
     // If the config is invalid, that is not reported here, because ADD fails with a better
     // description of the mistake.
     let config = Config::read(&config.unwrap_or_default()).ok();

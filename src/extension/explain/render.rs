@@ -8,6 +8,7 @@ use crate::config::{Config, ResolvedRedirect};
 use crate::extension::bypass::path_json;
 use crate::extension::rules_now::PodRules;
 use crate::quote::one_line;
+use crate::redirect::interfaces::Interface;
 use crate::redirect::rules::{marked_rules, rule_line};
 use crate::redirect::{Family, Ipv6, Redirect};
 use crate::verdict::Verdict;
@@ -131,6 +132,12 @@ fn describe_redirect(config: &Config, resolved: &ResolvedRedirect, paths: &[Bypa
     let Redirect { inbound_port, outbound_port, .. } = resolved.redirect;
     let mut text = format!("Ports:     inbound {inbound_port}, outbound {outbound_port}\n");
     text.push_str(&format!("IPv6:      {ipv6}\n"));
+    let inner_interfaces = &resolved.redirect.inner_interfaces;
+    if !inner_interfaces.is_empty() {
+        let names: Vec<&str> = inner_interfaces.iter().map(Interface::name).collect();
+        let names = names.join(", ");
+        text.push_str(&format!("Inner:     outbound, although they arrive, through {names}\n"));
+    }
     for list in &resolved.ignored {
         text.push_str(&format!("Warning:   {list}; expected {}\n", list.grammar()));
     }

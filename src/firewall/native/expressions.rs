@@ -1,6 +1,8 @@
 //! Encodes the expressions of nf_tables rules, with the same meaning as the text of the other
 //! backends.
 
+use std::net::Ipv4Addr;
+
 use ipnet::IpNet;
 use nix::libc;
 
@@ -12,6 +14,8 @@ use crate::redirect::rules::{Match, Rule, Verdict};
 
 /// Register that expressions load into and compare.
 const REGISTER: u32 = libc::NFT_REG_1 as u32;
+/// Register of the port beside that of the address.
+const PORT_REGISTER: u32 = libc::NFT_REG_2 as u32;
 const VERDICT_REGISTER: u32 = libc::NFT_REG_VERDICT as u32;
 /// Offset of the destination port in the TCP header (RFC 9293, section 3.1).
 const DESTINATION_PORT: u32 = 2;
@@ -19,8 +23,9 @@ const DESTINATION_PORT: u32 = 2;
 const IPV4_SOURCE: u32 = 12;
 /// Offset of the source address in the IPv6 header (RFC 8200, section 3). The destination follows.
 const IPV6_SOURCE: u32 = 8;
-/// Name of the interface `lo`, padded with NULs.
-const LOOPBACK: [u8; libc::IFNAMSIZ] = *b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+/// Change the destination (`enum nft_nat_types`), of IPv4 (`NFPROTO_IPV4`).
+const NAT_DESTINATION: u32 = 1;
+const NAT_IPV4: u32 = libc::NFPROTO_IPV4 as u32;
 
 /// Name of an anonymous set in the transaction that creates it. The kernel replaces `%d`.
 const TEMPLATE: &[u8] = b"__set%d\0";
@@ -53,13 +58,23 @@ pub fn expressions(run: &[Rule], set: &SetName<'_>) -> Attributes {
             Match::Tcp => list.meta(libc::NFT_META_L4PROTO).equal(&[libc::IPPROTO_TCP as u8]),
             Match::Uid(uid) => list.meta(libc::NFT_META_SKUID).equal(&uid.to_ne_bytes()),
             Match::Gid(gid) => list.meta(libc::NFT_META_SKGID).equal(&gid.to_ne_bytes()),
-            Match::Loopback => list.meta(libc::NFT_META_OIFNAME).equal(&LOOPBACK),
+            Match::Loopback => list.meta(libc::NFT_META_OIFNAME).equal(&padded("lo")),
+            Match::Arrival(interface) => {
+                list.meta(libc::NFT_META_IIFNAME).equal(&padded(interface.name()))
+            }
             Match::Ports(_) | Match::Port(_) => list.ports(run, set),
             Match::Source(net) => list.subnets(run, *net, source_offset(*net), set),
             Match::Destination(net) => list.subnets(run, *net, destination_offset(*net), set),
         };
     }
     list.verdict(rule.verdict).0
+}
+
+/// Returns the name of an interface, padded with NULs as the kernel compares it.
+fn padded(name: &str) -> [u8; libc::IFNAMSIZ] {
+    let mut padded = [0; libc::IFNAMSIZ];
+    padded[..name.len()].copy_from_slice(name.as_bytes());
+    padded
 }
 
 fn address_key(net: IpNet) -> Key {
@@ -175,6 +190,17 @@ impl Expressions {
             Verdict::Return => self.decide(verdict_code(libc::NFT_RETURN)),
             Verdict::Jump(chain) => {
                 self.decide(verdict_code(libc::NFT_JUMP).text(nfta::VERDICT_CHAIN, chain.name()))
+            }
+            Verdict::Discard => self.decide(verdict_code(libc::NF_DROP)),
+            Verdict::RedirectToLoopback(port) => {
+                let to = Attributes::default()
+                    .number(nfta::NAT_TYPE, NAT_DESTINATION)
+                    .number(nfta::NAT_FAMILY, NAT_IPV4)
+                    .number(nfta::NAT_REG_ADDR_MIN, REGISTER)
+                    .number(nfta::NAT_REG_PROTO_MIN, PORT_REGISTER);
+                self.load(REGISTER, value(&Ipv4Addr::LOCALHOST.octets()))
+                    .load(PORT_REGISTER, value(&port.to_be_bytes()))
+                    .push("nat", to)
             }
             Verdict::Redirect(port) => {
                 let to = Attributes::default().number(nfta::REDIR_REG_PROTO_MIN, REGISTER);

@@ -86,9 +86,10 @@ fn remedy(errno: Errno, at_fault: Option<i32>) -> Option<&'static str> {
         (Errno::ENOENT | Errno::EOPNOTSUPP, Some(libc::NFT_MSG_NEWSET)) => {
             "load the kernel module nf_tables_set (in older kernels a module of its own)"
         }
-        // The redirect is the only expression that needs a module in all kernels.
+        // Only the redirect, and the one to a loopback address, need a module in all kernels.
         (Errno::ENOENT | Errno::EOPNOTSUPP, Some(libc::NFT_MSG_NEWRULE)) => {
-            "load the kernel module nft_redir, or that of another expression of the rule"
+            "load the kernel module nft_redir, or that of another expression of the rule, such as \
+             nft_nat"
         }
         (Errno::EPERM, None) => {
             "the plugin needs CAP_NET_ADMIN in the user namespace of the pod's network namespace"

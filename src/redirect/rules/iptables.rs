@@ -78,6 +78,7 @@ fn match_text(condition: &Match) -> String {
         Match::Uid(uid) => format!("-m owner --uid-owner {uid}"),
         Match::Gid(gid) => format!("-m owner --gid-owner {gid}"),
         Match::Loopback => "-o lo".to_owned(),
+        Match::Arrival(interface) => format!("-i {interface}"),
     }
 }
 
@@ -85,6 +86,9 @@ fn verdict_text(verdict: Verdict) -> String {
     match verdict {
         Verdict::Return => "RETURN".to_owned(),
         Verdict::Redirect(port) => format!("REDIRECT --to-ports {port}"),
+        Verdict::RedirectToLoopback(port) => format!("DNAT --to-destination 127.0.0.1:{port}"),
+        // iptables refuses DROP in table nat. The kernel drops what arrives for 0.0.0.0.
+        Verdict::Discard => "DNAT --to-destination 0.0.0.0".to_owned(),
         Verdict::Jump(chain) => chain.name().to_owned(),
     }
 }

@@ -5,6 +5,7 @@
 //! pod object, ` guessed` follows.
 
 use super::{Chain, ListedRules, Rule, Verdict, jumps, rules};
+use crate::redirect::interfaces::Interface;
 use crate::redirect::ports::PortRange;
 use crate::redirect::{Family, Redirect, RuleSpec, Subnet};
 
@@ -62,6 +63,7 @@ fn fields(redirect: &Redirect, families: &[Family]) -> Vec<String> {
         ("skip-out", range_texts(&redirect.skip_outbound)),
         ("skip-from", subnet_texts(&redirect.skip_subnets)),
         ("skip-to", subnet_texts(&redirect.skip_outbound_subnets)),
+        ("inner", interface_names(&redirect.inner_interfaces)),
     ] {
         if !values.is_empty() {
             fields.push(format!("{key}={}", values.join(",")));
@@ -84,6 +86,10 @@ fn range_texts(ranges: &[PortRange]) -> Vec<String> {
 
 fn subnet_texts(subnets: &[Subnet]) -> Vec<String> {
     subnets.iter().map(|subnet| subnet.text.clone()).collect()
+}
+
+fn interface_names(interfaces: &[Interface]) -> Vec<String> {
+    interfaces.iter().map(|interface| interface.name().to_owned()).collect()
 }
 
 /// Returns the FNV-1a hash, whose values do not depend on the version of the compiler. It only
@@ -115,6 +121,7 @@ pub fn parse_marker(text: &str) -> Option<RuleSpec> {
             ("skip-out", ranges) => redirect.skip_outbound = parse_ranges(ranges)?,
             ("skip-from", subnets) => redirect.skip_subnets = parse_subnets(subnets)?,
             ("skip-to", subnets) => redirect.skip_outbound_subnets = parse_subnets(subnets)?,
+            ("inner", names) => redirect.inner_interfaces = parse_interfaces(names)?,
             _ => return None,
         }
     }
@@ -135,6 +142,10 @@ fn parse_ranges(list: &str) -> Option<Vec<PortRange>> {
 
 fn parse_subnets(list: &str) -> Option<Vec<Subnet>> {
     list.split(',').map(Subnet::parse).collect()
+}
+
+fn parse_interfaces(list: &str) -> Option<Vec<Interface>> {
+    list.split(',').map(|name| Interface::parse(name).ok()).collect()
 }
 
 /// Returns whether a marker, also one with a digest, is of a redirect for which the pod object was
@@ -187,6 +198,7 @@ mod tests {
             skip_outbound: vec![443.into()],
             skip_subnets: vec![Subnet::parse("192.168.1.7/24").unwrap()],
             skip_outbound_subnets: vec![Subnet::parse("fd00::/8").unwrap()],
+            inner_interfaces: vec![Interface::parse("docker0").unwrap()],
             ..Redirect::example()
         };
         let both = Family::ALL;
@@ -194,7 +206,8 @@ mod tests {
         assert_eq!(
             text,
             "linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 gid=2103 to=8080 \
-             skip-in=4190-4191,9990 skip-out=443 skip-from=192.168.1.7/24 skip-to=fd00::/8"
+             skip-in=4190-4191,9990 skip-out=443 skip-from=192.168.1.7/24 skip-to=fd00::/8 \
+             inner=docker0"
         );
         assert_eq!(
             parse_marker(&text),
@@ -228,6 +241,7 @@ mod tests {
             format!("{text} skip-out="),
             format!("{text} skip-from=10.0.0.0"),
             format!("{text} skip-to=10.0.0.0/8 skip-from=10.0.0.0/8"),
+            format!("{text} inner=docker+"),
             format!("{text} more=1"),
             format!("{text} guessed guessed"),
             format!("{text} guessed uid=2102"),

@@ -86,7 +86,7 @@ fn key(condition: &Match) -> Option<Key> {
             IpNet::V4(_) => Key::IPV4_ADDRESS,
             IpNet::V6(_) => Key::IPV6_ADDRESS,
         }),
-        Match::Tcp | Match::Uid(_) | Match::Gid(_) | Match::Loopback => None,
+        Match::Tcp | Match::Uid(_) | Match::Gid(_) | Match::Loopback | Match::Arrival(_) => None,
     }
 }
 
@@ -102,7 +102,7 @@ pub fn ranges(run: &[Rule]) -> Vec<(u128, u128)> {
             Match::Source(net) | Match::Destination(net) => {
                 ranges.push((address_number(net.network()), address_number(net.broadcast())));
             }
-            Match::Tcp | Match::Uid(_) | Match::Gid(_) | Match::Loopback => {}
+            Match::Tcp | Match::Uid(_) | Match::Gid(_) | Match::Loopback | Match::Arrival(_) => {}
         }
     }
     ports::merged(ranges)

@@ -46,6 +46,30 @@ fn rules_of_both_families_equal_those_of_upstream() {
     insta::assert_snapshot!(rendered.join("\n"));
 }
 
+/// Without the names, each rule is that of [`rules_of_both_families_equal_those_of_upstream`].
+#[test]
+fn rules_for_interfaces_inside_the_pod_precede_the_others() {
+    let without = Redirect {
+        skip_outbound: vec![25.into(), PortRange { first: 8000, last: 8010 }],
+        skip_outbound_subnets: ["172.17.0.0/16", "0.0.0.0/0", "fd00::/8"]
+            .map(|text| Subnet::parse(text).unwrap())
+            .into(),
+        ..redirect()
+    };
+    let names = ["k6t-eth0", "docker0"];
+    let inner_interfaces = names.map(|name| Interface::parse(name).unwrap()).into();
+    let with = Redirect { inner_interfaces, ..without.clone() };
+    let mut added = Vec::new();
+    for family in [Family::Ipv4, Family::Ipv6] {
+        let lines = lines(&with, family);
+        let (first, others) = lines.split_once("-A PROXY_INIT_REDIRECT -p tcp -m multi").unwrap();
+        let others = format!("-A PROXY_INIT_REDIRECT -p tcp -m multi{others}");
+        assert_eq!(others, super::tests::lines(&without, family));
+        added.push(format!("{family:?}:\n{first}"));
+    }
+    insta::assert_snapshot!(added.join("\n"));
+}
+
 #[test]
 fn repeated_subnets_and_those_within_others_have_no_rule() {
     let texts =

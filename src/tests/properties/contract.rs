@@ -1,6 +1,8 @@
 //! Settings that operators and authors of pods write, and upstream's contract for them in plain
 //! words: which connections of the pod are redirected. Shares no code with `config` and `rules`.
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 use linkerd2_cni::cluster_lookup::read_facts;
 use linkerd2_cni::cni::Error;
@@ -14,10 +16,11 @@ use linkerd2_cni::redirect::{Family, Redirect};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use proptest::sample::select;
 use serde_json::{Value, json};
 use testkit::node_copy::FakeCluster;
 
-use crate::packet::{Hook, Packet, TCP};
+use crate::packet::{DISCARDED, Hook, INNER_INTERFACES, Packet, TCP};
 use crate::{port_range, subnet};
 
 /// Settings that exist at several places: the plugin entry, the namespace and the pod.
@@ -27,6 +30,7 @@ pub struct Layer {
     skip_outbound: Option<Vec<PortRange>>,
     /// In the order of [`SUBNETS`].
     skip_subnets: [Option<Vec<IpNet>>; 3],
+    inner_interfaces: Option<Vec<&'static str>>,
     uid: Option<i64>,
     gid: Option<i64>,
 }
@@ -69,10 +73,11 @@ prop_compose! {
         skip_inbound in option::of(vec(port_range(), 1..12)),
         skip_outbound in option::of(vec(port_range(), 1..12)),
         skip_subnets in [subnets(), subnets(), subnets()],
+        inner_interfaces in option::weighted(0.3, vec(select(&INNER_INTERFACES[..]), 1..3)),
         uid in option::of(-1..3000i64),
         gid in option::of(-1..3000i64),
     ) -> Layer {
-        Layer { skip_inbound, skip_outbound, skip_subnets, uid, gid }
+        Layer { skip_inbound, skip_outbound, skip_subnets, inner_interfaces, uid, gid }
     }
 }
 
@@ -104,8 +109,18 @@ const API_PORTS: [u16; 2] = [443, 6443];
 impl Settings {
     /// Returns the port to which the connection of `packet` is redirected, by upstream's contract.
     pub fn redirected_to(&self, packet: &Packet) -> Option<u16> {
-        // Only TCP is redirected, and IPv6 only if the plugin entry says so.
-        if packet.protocol != TCP || (packet.source.is_ipv6() && !self.ipv6) {
+        // IPv6 has rules only if the plugin entry says so.
+        if packet.source.is_ipv6() && !self.ipv6 {
+            return None;
+        }
+        let inner_interfaces = self.inner_interfaces();
+        if packet.hook == Hook::Prerouting
+            && !inner_interfaces.is_empty()
+            && [packet.source, packet.destination].iter().any(is_ipv4_loopback)
+        {
+            return Some(DISCARDED);
+        }
+        if packet.protocol != TCP {
             return None;
         }
         let is_in = |ports: &[PortRange]| {
@@ -113,6 +128,11 @@ impl Settings {
         };
         let is_in_subnets =
             |index, address| self.skip_subnets(index).iter().any(|net| net.contains(address));
+        let is_skipped_outbound =
+            is_in(&self.skip_outbound()) || is_in_subnets(2, &packet.destination);
+        if packet.hook == Hook::Prerouting && inner_interfaces.contains(&packet.interface) {
+            return (!is_skipped_outbound).then_some(self.proxy_port(Hook::Output));
+        }
         let is_skipped = match packet.hook {
             Hook::Prerouting => {
                 is_in(&self.skip_inbound())
@@ -123,9 +143,8 @@ impl Settings {
             }
             _ => {
                 packet.socket.is_some_and(|user| self.is_proxy(user))
-                    || packet.output == "lo"
-                    || is_in(&self.skip_outbound())
-                    || is_in_subnets(2, &packet.destination)
+                    || packet.interface == "lo"
+                    || is_skipped_outbound
             }
         };
         (!is_skipped).then_some(self.proxy_port(packet.hook))
@@ -160,6 +179,12 @@ impl Settings {
         layers.iter().find_map(|layer| layer.skip_subnets[index].as_deref()).unwrap_or_default()
     }
 
+    /// An annotation replaces the namespace's and the list of the plugin entry.
+    fn inner_interfaces(&self) -> &[&'static str] {
+        let layers = [&self.pod, &self.namespace, &self.entry];
+        layers.iter().find_map(|layer| layer.inner_interfaces.as_deref()).unwrap_or_default()
+    }
+
     fn proxy_port(&self, hook: Hook) -> u16 {
         match hook {
             Hook::Prerouting => self.container.inbound_port.unwrap_or(self.inbound_port),
@@ -169,7 +194,7 @@ impl Settings {
 
     /// Returns the rules that upstream's plugin would install for the family, as `iptables -S`
     /// lists them: lists in their order, with repeated and overlapping elements, and the chains by
-    /// name.
+    /// name. Rules for interfaces inside the pod, which upstream lacks, precede them.
     pub fn upstream_lines(&self, family: Family) -> Vec<String> {
         let mut lines = ["-P PREROUTING ACCEPT", "-P OUTPUT ACCEPT"].map(String::from).to_vec();
         if family == Family::Ipv6 && !self.ipv6 {
@@ -208,6 +233,7 @@ impl Settings {
         lines.extend([("PREROUTING", inbound), ("OUTPUT", outbound)].map(|(hook, chain)| {
             format!("-A {hook} -m comment --comment \"proxy-init/install-proxy-init\" -j {chain}")
         }));
+        lines.extend(self.inner_lines(family, inbound));
         lines.extend(skipped(inbound, &self.skip_inbound()));
         lines.extend(skipped_subnets(inbound, "-s", 0));
         lines.extend(skipped_subnets(inbound, "-s", 1));
@@ -226,6 +252,39 @@ impl Settings {
         lines.extend(skipped_subnets(outbound, "-d", 2));
         let to_proxy = self.proxy_port(Hook::Output);
         lines.push(format!("-A {outbound} -p tcp -j REDIRECT --to-ports {to_proxy}"));
+        lines
+    }
+
+    /// Returns the rules for connections from networks inside the pod, one for each port range and
+    /// subnet.
+    fn inner_lines(&self, family: Family, chain: &str) -> Vec<String> {
+        let interfaces = self.inner_interfaces();
+        let mut lines = Vec::new();
+        if !interfaces.is_empty() && family == Family::Ipv4 {
+            for option in ["-s", "-d"] {
+                lines.push(format!(
+                    "-A {chain} {option} 127.0.0.0/8 -j DNAT --to-destination 0.0.0.0"
+                ));
+            }
+        }
+        let to_proxy = self.proxy_port(Hook::Output);
+        let target = match family {
+            Family::Ipv4 => format!("DNAT --to-destination 127.0.0.1:{to_proxy}"),
+            Family::Ipv6 => format!("REDIRECT --to-ports {to_proxy}"),
+        };
+        for interface in interfaces {
+            let start = format!("-A {chain} -i {interface}");
+            for range in self.skip_outbound() {
+                let ports = range_text(range).replace('-', ":");
+                lines.push(format!("{start} -p tcp -m tcp --dport {ports} -j RETURN"));
+            }
+            for net in self.skip_subnets(2) {
+                if net.addr().is_ipv4() == (family == Family::Ipv4) {
+                    lines.push(format!("{start} -d {} -j RETURN", net.trunc()));
+                }
+            }
+            lines.push(format!("{start} -p tcp -j {target}"));
+        }
         lines
     }
 
@@ -273,6 +332,7 @@ impl Settings {
             "outbound-ports-to-ignore": texts(&self.entry.skip_outbound),
             "proxy-uid": self.entry.uid.unwrap_or_default(),
             "proxy-gid": self.entry.gid.unwrap_or_default(),
+            "inner-interfaces": self.entry.inner_interfaces.clone().unwrap_or_default(),
         });
         for ((_, key), subnets) in SUBNETS.iter().zip(&self.entry.skip_subnets) {
             let texts = subnets.iter().flatten().map(ToString::to_string);
@@ -319,6 +379,7 @@ impl Layer {
         let values = [
             ("skip-inbound-ports", ports(&self.skip_inbound)),
             ("skip-outbound-ports", ports(&self.skip_outbound)),
+            ("inner-interfaces", self.inner_interfaces.as_ref().map(|names| names.join(","))),
             ("proxy-uid", self.uid.map(|id| id.to_string())),
             ("proxy-gid", self.gid.map(|id| id.to_string())),
         ];
@@ -328,6 +389,10 @@ impl Layer {
         };
         values.into_iter().chain(subnets).map(render).collect()
     }
+}
+
+fn is_ipv4_loopback(address: &IpAddr) -> bool {
+    address.is_ipv4() && address.is_loopback()
 }
 
 fn range_text(PortRange { first, last }: PortRange) -> String {

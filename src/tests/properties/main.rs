@@ -19,6 +19,7 @@ use linkerd2_cni::config::Config;
 use linkerd2_cni::kube::kubeconfig;
 use linkerd2_cni::pod::annotation::{self, Annotations, ValueKind};
 use linkerd2_cni::pod::facts::PodFacts;
+use linkerd2_cni::redirect::interfaces::{self, Interface};
 use linkerd2_cni::redirect::ports::{self, PortRange};
 use linkerd2_cni::redirect::rules;
 use linkerd2_cni::redirect::{Family, Redirect, RuleSpec, Subnet};
@@ -28,6 +29,7 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::FileFailurePersistence;
+use testkit::properties::packet::INNER_INTERFACES;
 use testkit::properties::{decision, iptables, packet};
 use ureq::http::Uri;
 
@@ -112,11 +114,13 @@ prop_compose! {
         skip_inbound in vec(port_range(), 0..40),
         skip_outbound in vec(port_range(), 0..40),
         (skip_subnets, skip_outbound_subnets) in (vec(subnet(), 0..6), vec(subnet(), 0..6)),
+        names in vec(select(&INNER_INTERFACES[..]), 0..3),
         is_guessed in any::<bool>(),
     ) -> Redirect {
         Redirect {
             inbound_port, outbound_port, proxy_uid, proxy_gid,
             ports_to_redirect, skip_inbound, skip_outbound, skip_subnets, skip_outbound_subnets,
+            inner_interfaces: names.into_iter().map(|name| Interface::parse(name).unwrap()).collect(),
             is_guessed,
         }
     }
@@ -229,6 +233,39 @@ proptest! {
             Err(error) => {
                 prop_assert!(error.msg.contains(key), "{}", error.msg);
                 prop_assert!(elements.iter().any(|element| !is_subnet(element)));
+            }
+        }
+    }
+
+    #[test]
+    fn each_element_of_a_list_of_interfaces_is_used_or_reported(
+        elements in vec("[a-z0-9+. _/-]{0,17}|docker0|lo|eth0", 1..12),
+    ) {
+        let key = annotation::INNER_INTERFACES;
+        let text = elements.join(",");
+        let valid = elements.iter().filter_map(|element| Interface::parse(element).ok());
+        let mut distinct: Vec<Interface> = Vec::new();
+        for interface in valid {
+            prop_assert!((1..=15).contains(&interface.name().len()));
+            if !distinct.contains(&interface) {
+                distinct.push(interface);
+            }
+        }
+        match config().resolve(&annotated(key, &text)) {
+            Ok(found) => {
+                let used = found.redirect.inner_interfaces;
+                let reported: usize =
+                    found.ignored.iter().map(|list| list.elements.len() + list.more).sum();
+                distinct.truncate(interfaces::COUNT_LIMIT);
+                let is_used = |element: &&String| {
+                    used.iter().any(|interface| interface.name() == element.as_str())
+                };
+                prop_assert_eq!(&used, &distinct);
+                prop_assert_eq!(elements.iter().filter(is_used).count() + reported, elements.len());
+            }
+            Err(error) => {
+                prop_assert!(error.msg.contains(key), "{}", error.msg);
+                prop_assert_eq!(distinct, vec![]);
             }
         }
     }

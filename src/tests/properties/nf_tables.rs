@@ -16,10 +16,12 @@ const SET_NAME: &str = "__set%d";
 const SET_FLAGS: u32 = 7;
 /// Types and lengths of keys that `nft` lists: IPv4 address, IPv6 address, port.
 const KEYS: [(u32, u32); 3] = [(7, 4), (8, 16), (13, 2)];
-/// The register that the redirect rules use.
+/// The register that the redirect rules use, and that of a port beside an address.
 const REGISTER: u32 = 1;
+const PORT_REGISTER: u32 = 2;
 const VERDICT_REGISTER: u32 = 0;
 const RETURN: u32 = -5i32 as u32;
+const DROP: u32 = 0;
 const JUMP: u32 = -3i32 as u32;
 
 /// Returns chains and rules of one family, as `iptables -S` lists them. A rule that looks an
@@ -131,7 +133,7 @@ impl Reader {
         }
         let mut rules = vec![format!("-A {chain}")];
         // Option and length of the loaded value, and its mask.
-        let (mut loaded, mut mask, mut port) = (("", 0), None, None);
+        let (mut loaded, mut mask, mut port, mut target) = (("", 0), None, None, None);
         for (kind, element) in attributes(expressions)? {
             let [name, data] = named(element, [1, 2])?;
             let (name, option) = (text(name)?, loaded.0);
@@ -191,13 +193,22 @@ impl Reader {
                 }
                 "immediate" => {
                     let [register, data] = named(data, [1, 2])?;
-                    if number(register)? == REGISTER {
-                        port = Some(big_endian(of_length(value(data)?, 2)?));
+                    if [REGISTER, PORT_REGISTER].contains(&number(register)?) {
+                        match value(data)? {
+                            bytes @ [_, _] => port = Some((number(register)?, big_endian(bytes))),
+                            bytes @ [_, _, _, _] if number(register)? == REGISTER => {
+                                target = Some(address(big_endian(bytes), 4));
+                            }
+                            other => return Err(format!("neither port nor address: {other:?}")),
+                        }
                         continue;
                     }
                     is_number(register, VERDICT_REGISTER)?;
                     let [verdict] = named(data, [2])?;
                     vec![match named(verdict, [1]) {
+                        Ok([code]) if number(code)? == DROP => {
+                            "-j DNAT --to-destination 0.0.0.0".to_owned()
+                        }
                         Ok([code]) => is_number(code, RETURN).map(|()| "-j RETURN".to_owned())?,
                         Err(_) => {
                             let [code, chain] = named(verdict, [1, 2])?;
@@ -209,7 +220,27 @@ impl Reader {
                 "redir" => {
                     let [register] = named(data, [1])?;
                     is_number(register, REGISTER)?;
-                    vec![format!("-j REDIRECT --to-ports {}", port.ok_or("no port")?)]
+                    match (port, target) {
+                        (Some((REGISTER, port)), None) => {
+                            vec![format!("-j REDIRECT --to-ports {port}")]
+                        }
+                        other => return Err(format!("redirect to {other:?}")),
+                    }
+                }
+                "nat" => {
+                    // Kind 1 is a change of the destination, family 2 is IPv4.
+                    let [kind, family, to, to_port] = named(data, [1, 2, 3, 5])?;
+                    for (number, wanted) in
+                        [(kind, 1), (family, 2), (to, REGISTER), (to_port, PORT_REGISTER)]
+                    {
+                        is_number(number, wanted)?;
+                    }
+                    match (port, target) {
+                        (Some((PORT_REGISTER, port)), Some(target)) => {
+                            vec![format!("-j DNAT --to-destination {target}:{port}")]
+                        }
+                        other => return Err(format!("destination {other:?}")),
+                    }
                 }
                 other => return Err(format!("unknown expression {other}")),
             };
@@ -229,6 +260,7 @@ fn load(name: &str, data: &[u8]) -> Result<(&'static str, usize), String> {
         let [register, key] = named(data, [1, 2])?;
         is_number(register, REGISTER)?;
         return match number(key)? {
+            6 => Ok(("-i", 16)),
             7 => Ok(("-o", 16)),
             10 => Ok(("-m owner --uid-owner", 4)),
             11 => Ok(("-m owner --gid-owner", 4)),
@@ -258,7 +290,7 @@ fn equal(option: &str, value: &[u8], mask: Option<&[u8]>) -> Result<String, Stri
             format!("{}/{prefix}", address(big_endian(value), value.len()))
         }
         ("-p", None) if value == [6] => "tcp".to_owned(),
-        ("-o", None) => String::from_utf8_lossy(value).trim_end_matches('\0').to_owned(),
+        ("-i" | "-o", None) => String::from_utf8_lossy(value).trim_end_matches('\0').to_owned(),
         ("--dport", None) => big_endian(value).to_string(),
         (_, None) if option.contains("owner") => {
             let id: [u8; 4] = value.try_into().map_err(|_| "not an ID")?;

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use linkerd2_cni::firewall::native::transaction;
 use linkerd2_cni::netlink::socket::Message;
+use linkerd2_cni::redirect::interfaces::Interface;
 use linkerd2_cni::redirect::ports::PortRange;
 use linkerd2_cni::redirect::rules::{install_script, rules};
 use linkerd2_cni::redirect::{Family, Redirect, Subnet};
@@ -105,6 +106,7 @@ fn packets(redirect: &Redirect, lines: &[String], family: Family) -> Vec<Packet>
         sources,
         destinations,
         redirected_destinations,
+        interfaces,
     } = boundaries(redirect);
     let conditions = lines.iter().map(|line| line.split(" -j ").next().unwrap());
     for number in conditions.flat_map(|line| line.split([' ', ',', ':'])) {
@@ -126,6 +128,7 @@ fn packets(redirect: &Redirect, lines: &[String], family: Family) -> Vec<Packet>
         sources: sources.into_iter().collect(),
         destinations: destinations.into_iter().filter(is_of_family).collect(),
         redirected_destinations: redirected_destinations.into_iter().filter(is_of_family).collect(),
+        interfaces,
         uids: distinct(uids, redirect.proxy_uid),
         gids: distinct(gids, redirect.proxy_gid),
     })
@@ -212,6 +215,7 @@ fn redirect_of_every_kind() -> Redirect {
         skip_outbound: vec![25.into(), 3306.into()],
         skip_subnets: ["10.0.0.0/8", "192.168.1.0/24", "fd00::/8"].map(subnet).into(),
         skip_outbound_subnets: ["172.16.0.0/12", "192.0.2.0/24", "fd01::/16"].map(subnet).into(),
+        inner_interfaces: vec![Interface::parse("docker0").unwrap()],
         is_guessed: false,
     }
 }

@@ -13,13 +13,13 @@ use super::evaluator::{Condition, Field, Fields, Rules};
 const PACKETS_LIMIT: usize = 1 << 22;
 
 const INBOUND: [Field; 5] =
-    [Field::Protocol, Field::Port, Field::Source, Field::Destination, Field::Loopback];
+    [Field::Protocol, Field::Port, Field::Source, Field::Destination, Field::Interface];
 const OUTBOUND: [Field; 7] = [
     Field::Protocol,
     Field::Port,
     Field::Source,
     Field::Destination,
-    Field::Loopback,
+    Field::Interface,
     Field::Uid,
     Field::Gid,
 ];
@@ -91,7 +91,7 @@ fn largest(field: Field, family: Family) -> u128 {
         (Field::Protocol, _) => u8::MAX.into(),
         (Field::Port, _) => u16::MAX.into(),
         (Field::Uid | Field::Gid, _) => u32::MAX.into(),
-        (Field::Loopback, _) => 1,
+        (Field::Interface, _) => u128::MAX,
         (Field::Source | Field::Destination, Family::Ipv4) => u32::MAX.into(),
         (Field::Source | Field::Destination, Family::Ipv6) => u128::MAX,
     }

@@ -1,4 +1,5 @@
-//! Evaluates the rules of a table `nat` of iptables: tells to which port a packet is redirected.
+//! Evaluates the rules of a table `nat` of iptables: tells to which port a packet is redirected, or
+//! that the packet is discarded.
 //! Knows the options of Linkerd's rules and similar options. Any other option is an error, so that
 //! no condition of a rule is overlooked.
 
@@ -17,8 +18,8 @@ pub enum Field {
     Port,
     Source,
     Destination,
-    /// 1 if the packet arrives or leaves through the interface `lo`, 0 otherwise.
-    Loopback,
+    /// Name of the interface through which the packet arrives or leaves, as [`interface_number`].
+    Interface,
     Uid,
     Gid,
 }
@@ -26,6 +27,14 @@ pub enum Field {
 /// Fields of the first packet of a connection as numbers, each at the index of its [`Field`].
 /// `None`: the packet has no such field, such as the UID of a packet that comes from outside.
 pub type Fields = [Option<u128>; 7];
+
+/// The port of a packet that is discarded.
+pub const DISCARDED: u16 = 0;
+
+/// Returns the name of an interface, which has at most 15 bytes, as a number.
+pub fn interface_number(name: &str) -> u128 {
+    name.bytes().fold(0, |number, byte| number << 8 | u128::from(byte))
+}
 
 /// The first and the last number of a range.
 pub type Range = (u128, u128);
@@ -161,6 +170,9 @@ fn parse_rule(line: &str) -> Result<Rule, String> {
                     "REDIRECT" if words.next() == Some("--to-ports") => {
                         Target::Redirect(number(words.next().unwrap_or_default())?)
                     }
+                    "DNAT" if words.next() == Some("--to-destination") => {
+                        Target::Redirect(destination_port(words.next().unwrap_or_default())?)
+                    }
                     chain => Target::Jump(chain.to_owned()),
                 });
                 continue;
@@ -169,7 +181,10 @@ fn parse_rule(line: &str) -> Result<Rule, String> {
             "-p" if value == "udp" => (Field::Protocol, vec![(UDP.into(), UDP.into())]),
             "-s" => (Field::Source, vec![subnet(value)?]),
             "-d" => (Field::Destination, vec![subnet(value)?]),
-            "-i" | "-o" if value == "lo" => (Field::Loopback, vec![(1, 1)]),
+            "-i" | "-o" if !value.ends_with('+') => {
+                let number = interface_number(value);
+                (Field::Interface, vec![(number, number)])
+            }
             "--dport" | "--dports" => {
                 let ranges = value.split(',').map(|ports| range::<u16>(ports, ':'));
                 (Field::Port, ranges.collect::<Result<_, _>>()?)
@@ -182,6 +197,18 @@ fn parse_rule(line: &str) -> Result<Rule, String> {
         is_negated = false;
     }
     Ok(Rule { conditions, target: target.ok_or("no target")? })
+}
+
+/// Returns the port of a destination on the pod's loopback address. The kernel drops packets to
+/// 0.0.0.0.
+fn destination_port(destination: &str) -> Result<u16, String> {
+    if destination == "0.0.0.0" {
+        return Ok(DISCARDED);
+    }
+    match destination.split_once(':') {
+        Some(("127.0.0.1", port)) => number(port),
+        _ => Err(format!("unknown destination {destination}")),
+    }
 }
 
 /// Parses a number, or two numbers with `separator` in between.

@@ -77,7 +77,7 @@ impl NatTable {
 }
 
 /// Checks what iptables checks: comment, number of ports, and a protocol before ports and
-/// `REDIRECT`.
+/// `REDIRECT` or the port of `DNAT`.
 fn check(line: &str) -> Result<(), String> {
     let (before, rest) = line.split_once(" -m comment --comment \"").ok_or("no comment")?;
     let (comment, target) = rest.split_once("\" -j ").ok_or("no target")?;
@@ -89,7 +89,8 @@ fn check(line: &str) -> Result<(), String> {
     {
         return Err("too many ports".to_owned());
     }
-    let needs_tcp = before.contains(" --dport") || target.starts_with("REDIRECT");
+    let has_port = target.starts_with("REDIRECT") || target.contains(":");
+    let needs_tcp = before.contains(" --dport") || has_port;
     if needs_tcp && !before.contains(" -p tcp") {
         return Err("no condition on the protocol".to_owned());
     }

@@ -6,8 +6,8 @@ use linkerd2_cni::redirect::ports::PortRange;
 pub use linkerd2_cni::redirect::rules::Chain as Hook;
 use linkerd2_cni::redirect::{Family, Redirect, Subnet, address_number};
 
-use super::evaluator::{Field, Fields};
-pub use super::evaluator::{TCP, UDP};
+pub use super::evaluator::{DISCARDED, TCP, UDP};
+use super::evaluator::{Field, Fields, interface_number};
 
 /// Addresses in no subnet of the tests.
 pub const ANY_SOURCES: [IpAddr; 2] =
@@ -29,8 +29,8 @@ pub struct Packet {
     pub destination: IpAddr,
     pub source_port: u16,
     pub destination_port: u16,
-    /// Outgoing interface. Empty at [`Hook::Prerouting`].
-    pub output: &'static str,
+    /// Incoming interface at [`Hook::Prerouting`], otherwise the outgoing one.
+    pub interface: &'static str,
     /// UID and GID of the sending socket. `None` for inbound packets, and for those that the kernel
     /// itself sends.
     pub socket: Option<(u32, u32)>,
@@ -45,7 +45,7 @@ impl Packet {
             destination: pod_address(source),
             source_port: 40_000,
             destination_port,
-            output: "",
+            interface: "eth0",
             socket: None,
         }
     }
@@ -53,12 +53,22 @@ impl Packet {
     pub fn outbound(destination: IpAddr, destination_port: u16, (uid, gid): (u32, u32)) -> Self {
         Packet {
             hook: Hook::Output,
-            output: "eth0",
+            interface: "eth0",
             socket: Some((uid, gid)),
             source: pod_address(destination),
             destination,
             ..Packet::inbound(destination, destination_port)
         }
+    }
+
+    /// A packet that a network inside the pod sends through `interface` to a destination outside.
+    pub fn from_inside(
+        interface: &'static str,
+        source: IpAddr,
+        destination: IpAddr,
+        destination_port: u16,
+    ) -> Self {
+        Packet { interface, destination, ..Packet::inbound(source, destination_port) }
     }
 
     pub fn fields(&self) -> Fields {
@@ -70,7 +80,7 @@ impl Packet {
             (Field::Port, Some(self.destination_port.into())),
             (Field::Uid, self.socket.map(|(uid, _)| uid.into())),
             (Field::Gid, self.socket.map(|(_, gid)| gid.into())),
-            (Field::Loopback, Some((self.output == "lo").into())),
+            (Field::Interface, Some(interface_number(self.interface))),
         ] {
             fields[field as usize] = number;
         }
@@ -82,6 +92,9 @@ impl Packet {
     }
 }
 
+/// Interfaces of the tests' pods, besides `lo` and `eth0`.
+pub const INNER_INTERFACES: [&str; 3] = ["docker0", "k6t-eth0", "br-0a1b2c3d4e5f"];
+
 /// Values at which the rules of a redirect change their decision, and their neighbours.
 pub struct Boundaries {
     pub ports: Vec<u16>,
@@ -89,6 +102,8 @@ pub struct Boundaries {
     pub destinations: Vec<IpAddr>,
     /// Destinations that are in no skipped subnet.
     pub redirected_destinations: Vec<IpAddr>,
+    /// Interfaces inside the pod. Empty if the redirect names none.
+    pub interfaces: Vec<&'static str>,
     pub uids: Vec<u32>,
     pub gids: Vec<u32>,
 }
@@ -99,7 +114,18 @@ pub fn boundaries(redirect: &Redirect) -> Boundaries {
     let ports = skipped.chain(to_redirect).flat_map(|PortRange { first, last }| {
         [first.wrapping_sub(1), first, last, last.wrapping_add(1)]
     });
-    let destinations = addresses_around(&redirect.skip_outbound_subnets);
+    let (mut sources, mut destinations) = (
+        addresses_around(&redirect.skip_subnets),
+        addresses_around(&redirect.skip_outbound_subnets),
+    );
+    let mut interfaces = Vec::new();
+    if !redirect.inner_interfaces.is_empty() {
+        interfaces.extend(INNER_INTERFACES);
+        // Rules keep these addresses out of reach.
+        let loopback = addresses_around(&Vec::from_iter(Subnet::parse("127.0.0.0/8")));
+        sources.extend(&loopback);
+        destinations.extend(&loopback);
+    }
     let mut redirected = destinations.clone();
     redirected.retain(|address| !is_skipped(*address, &redirect.skip_outbound_subnets));
     // One destination of each family is enough.
@@ -109,8 +135,9 @@ pub fn boundaries(redirect: &Redirect) -> Boundaries {
     Boundaries {
         redirected_destinations,
         ports: ports.chain([8080]).collect(),
-        sources: addresses_around(&redirect.skip_subnets),
+        sources,
         destinations,
+        interfaces,
         uids: ids_around(redirect.proxy_uid),
         gids: ids_around(redirect.proxy_gid),
     }
@@ -152,14 +179,35 @@ fn shifted(address: IpAddr, distance: u128) -> IpAddr {
 /// Returns packets with all combinations of these values. Outbound packets vary either in the user
 /// or in the destination, because no rule has conditions on both.
 pub fn boundary_packets(boundaries: &Boundaries) -> Vec<Packet> {
-    let Boundaries { ports, sources, destinations, redirected_destinations, uids, gids } =
-        boundaries;
+    let Boundaries {
+        ports,
+        sources,
+        destinations,
+        redirected_destinations,
+        interfaces,
+        uids,
+        gids,
+    } = boundaries;
     let mut packets = Vec::new();
     for &port in ports {
         for &source in sources {
             let inbound = Packet::inbound(source, port);
             packets.push(Packet { protocol: UDP, ..inbound.clone() });
             packets.push(inbound);
+        }
+        let any_source = |destination: &IpAddr| ANY_SOURCES[usize::from(destination.is_ipv6())];
+        let by_destination = destinations.iter().map(|to| (any_source(to), *to));
+        let by_source =
+            sources.iter().flat_map(|from| redirected_destinations.iter().map(|to| (*from, *to)));
+        for (source, destination) in by_destination.chain(by_source) {
+            if source.is_ipv4() != destination.is_ipv4() {
+                continue;
+            }
+            for &interface in interfaces {
+                let inner = Packet::from_inside(interface, source, destination, port);
+                packets.push(Packet { protocol: UDP, ..inner.clone() });
+                packets.push(inner);
+            }
         }
         let users = uids.iter().flat_map(|&uid| gids.iter().map(move |&gid| (uid, gid)));
         let by_user = users.flat_map(|user| {
@@ -168,7 +216,7 @@ pub fn boundary_packets(boundaries: &Boundaries) -> Vec<Packet> {
         let by_destination = destinations.iter().map(|&destination| (destination, (0, 0)));
         for (destination, user) in by_user.chain(by_destination) {
             let outbound = Packet::outbound(destination, port, user);
-            packets.push(Packet { output: "lo", ..outbound.clone() });
+            packets.push(Packet { interface: "lo", ..outbound.clone() });
             packets.push(Packet { protocol: UDP, ..outbound.clone() });
             packets.push(outbound);
         }
