@@ -174,4 +174,11 @@ impl Call {
         let hide = "/bin/mount -t tmpfs none /usr/sbin && exec \"$0\"";
         self.run_under(&["/usr/bin/unshare", "--mount", "/bin/sh", "-c", hide])
     }
+
+    /// Runs the plugin where sysctls are read-only, as in a container that is not privileged.
+    pub fn run_with_read_only_sysctls(&self) -> Outcome {
+        let bind = "/bin/mount --bind /proc/sys /proc/sys && \
+                    /bin/mount -o remount,bind,ro /proc/sys && exec \"$0\"";
+        self.run_under(&["/usr/bin/unshare", "--mount", "/bin/sh", "-c", bind])
+    }
 }

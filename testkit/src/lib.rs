@@ -12,6 +12,7 @@ pub mod documented;
 pub mod fake_cluster;
 pub mod fault_page;
 pub mod healthy_cluster;
+pub mod inner_network;
 pub mod list_query;
 pub mod mounts;
 pub mod namespaces;

@@ -103,6 +103,11 @@ impl Namespaces {
         "fe80::99:2%eth0".to_owned()
     }
 
+    /// Runs `work` in the pod's netns.
+    pub fn within<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        run_in(&self.pod, work)
+    }
+
     pub fn run(&self, program: &str, args: &[&str]) -> String {
         run_program_in(&self.pod, program, args)
     }
@@ -130,13 +135,13 @@ fn run_in<T: Send + 'static>(netns: &File, work: impl FnOnce() -> T + Send + 'st
     netns::run(&path(netns), WORK_BUDGET, work).expect("this test needs root")
 }
 
-fn run_program_in(netns: &File, program: &str, args: &[&str]) -> String {
+pub(crate) fn run_program_in(netns: &File, program: &str, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);
     run_in(netns, move || must(&mut command))
 }
 
-fn serve(netns: &File, name: &'static str, port: u16) {
+pub(crate) fn serve(netns: &File, name: &'static str, port: u16) {
     let listener = run_in(netns, move || listen(port)).unwrap();
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
@@ -174,7 +179,7 @@ pub fn original_destination(stream: &TcpStream) -> SocketAddr {
 
 /// Connects as the user `uid`, and returns the server's line. The connection is made by another
 /// process, because a single thread of this process cannot change its user.
-fn connect(netns: &File, uid: u32, address: &str, port: u16) -> String {
+pub(crate) fn connect(netns: &File, uid: u32, address: &str, port: u16) -> String {
     let script = format!("exec 3<>/dev/tcp/{address}/{port} && cat <&3");
     let mut command = Command::new("timeout");
     command.args(["5", "bash", "-c", &script]).uid(uid).gid(uid);

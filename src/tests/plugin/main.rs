@@ -13,6 +13,7 @@ mod faults;
 mod identity;
 mod ignored;
 mod injected;
+mod inner_interfaces;
 mod lists;
 mod native;
 mod node_copy;

@@ -249,7 +249,12 @@ fn check_fails_if_a_native_rule_was_changed() {
 /// replaced: `nft` lists the long comments of the jumps, but accepts no comment above 128
 /// characters.
 fn replace_rule(namespaces: &Namespaces, from: &str, to: &str) {
-    let table = namespaces.run("nft", &["--handle", "list", "table", "ip6", "linkerd-cni"]);
+    replace_rule_of(namespaces, "ip6", from, to);
+}
+
+/// Replaces the first rule of this family whose line in the listing has `from`.
+pub(super) fn replace_rule_of(namespaces: &Namespaces, family: &str, from: &str, to: &str) {
+    let table = namespaces.run("nft", &["--handle", "list", "table", family, "linkerd-cni"]);
     let mut chain = "";
     for line in table.lines() {
         if let Some(header) = line.trim().strip_prefix("chain ") {
@@ -260,7 +265,7 @@ fn replace_rule(namespaces: &Namespaces, from: &str, to: &str) {
         {
             let rule = rule.trim().replacen(from, to, 1);
             // `nft replace` is not used: nft 1.0.6 aborts if the rule has a set.
-            let place = ["rule", "ip6", "linkerd-cni", chain, "handle", handle];
+            let place = ["rule", family, "linkerd-cni", chain, "handle", handle];
             namespaces.run("nft", &[&["insert"], &place[..], &[&rule]].concat());
             namespaces.run("nft", &[&["delete"], &place[..]].concat());
             return;

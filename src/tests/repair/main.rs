@@ -9,6 +9,7 @@ mod controller;
 mod deletions;
 mod drift;
 mod in_place;
+mod inner_interfaces;
 mod lists;
 mod modes;
 mod node;
