@@ -183,11 +183,14 @@ fn add_fails_with_the_remedy_where_sysctls_are_read_only() {
 
 /// Sends a datagram from the netns to a port of 127.0.0.1 in the pod. Returns whether it arrives.
 fn reaches_loopback(scene: &Scene, sender: &std::path::Path) -> bool {
-    let receiver = scene.within(|| UdpSocket::bind("127.0.0.1:5353")).unwrap();
+    // Not a fixed port: a child that another test starts at this moment keeps the earlier socket
+    // open until it executes its program.
+    let receiver = scene.within(|| UdpSocket::bind("127.0.0.1:0")).unwrap();
+    let address = receiver.local_addr().unwrap();
     receiver.set_read_timeout(Some(SECOND)).unwrap();
-    let send = || {
+    let send = move || {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-        socket.send_to(b"x", "127.0.0.1:5353").unwrap();
+        socket.send_to(b"x", address).unwrap();
     };
     netns::run(sender, 5 * SECOND, send).unwrap();
     match receiver.recv(&mut [0; 8]) {
