@@ -67,15 +67,15 @@ impl RulesNow {
             let why = "its linkerd-network-validator exited with 95: the pod has no redirect rules";
             return PodRules::Missing(why.to_owned());
         }
-        let (uid, node) = (&pod.metadata.uid, &pod.spec.node_name);
+        let node = &pod.spec.node_name;
         let reports = match &self.reports {
             Ok(reports) => reports,
             Err(why) => return unknown_if_audited(pod, why.clone()),
         };
-        if let Some(note) = reports.missing.get(uid) {
+        if let Some(note) = reports.missing_in(pod) {
             return PodRules::Missing(note.clone());
         }
-        if let Some(note) = reports.unknown.get(uid).or(reports.unknown.get(node)) {
+        if let Some(note) = reports.unknown_in(pod).or(reports.unknown_on(node)) {
             return unknown_if_audited(pod, note.clone());
         }
         match self.programs_of(node) {
@@ -134,8 +134,11 @@ fn read_programs(api: &dyn Api, namespace: &str) -> Result<BTreeMap<String, Prog
         let programs = by_node.entry(node).or_default();
         // During a rollout a node may have two pods of the agent, of which one ready pod is enough.
         programs.is_agent_ready |= is_ready(pod);
-        programs.is_controller_ready |= items(&pod["status"]["containerStatuses"])
+        // If a node is gone, Kubernetes makes only the pod not ready. Its containers keep the status
+        // that the kubelet reported last.
+        let has_ready_controller = items(&pod["status"]["containerStatuses"])
             .any(|container| container["name"] == CONTROLLER && container["ready"] == true);
+        programs.is_controller_ready |= is_ready(pod) && has_ready_controller;
     }
     Ok(by_node)
 }

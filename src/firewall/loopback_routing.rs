@@ -33,20 +33,24 @@ pub fn allow(spec: &RuleSpec) -> Result<(), Error> {
         return Ok(());
     }
     let outward = closed_interfaces(spec).map_err(|error| access_error("list", &error))?;
-    // The kernel copies the new default to the interfaces whose value was never set.
-    write(NEW_INTERFACES, true).map_err(|error| access_error("set", &error))?;
-    for interface in &spec.redirect.inner_interfaces {
-        match write(interface.name(), true) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(access_error("set", &error));
-            }
-            _ => {}
-        }
-    }
+    // The kernel copies a new default to the interfaces whose value was never set. So the value of
+    // the outward ones is set first.
     for name in outward {
-        write(&name, false).map_err(|error| access_error("set", &error))?;
+        set_if_present(&name, false)?;
     }
-    Ok(())
+    for interface in &spec.redirect.inner_interfaces {
+        set_if_present(interface.name(), true)?;
+    }
+    // The default comes last: it shows a later ADD, and CHECK, that the others are set, too.
+    write(NEW_INTERFACES, true).map_err(|error| access_error("set", &error))
+}
+
+/// Sets the sysctl of an interface. The interface may have gone, or not be there yet.
+fn set_if_present(interface: &str, is_allowed: bool) -> Result<(), Error> {
+    match write(interface, is_allowed) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(access_error("set", &error)),
+        _ => Ok(()),
+    }
 }
 
 /// Returns whether the sysctl is set for new interfaces, and for those of the pod's inner side that
@@ -72,9 +76,9 @@ fn closed_interfaces(spec: &RuleSpec) -> io::Result<Vec<String>> {
 }
 
 /// Returns the sysctl as a line for lists of missing rules if the rules of `spec` need it and it is
-/// 0.
+/// 0 for new interfaces or for one of the pod's inner side.
 pub fn missing_line(spec: &RuleSpec) -> Option<String> {
-    if is_needed(spec) && !is_set(NEW_INTERFACES) { Some(LINE.to_owned()) } else { None }
+    if is_needed(spec) && !is_set_for(spec) { Some(LINE.to_owned()) } else { None }
 }
 
 fn is_set(interface: &str) -> bool {

@@ -16,6 +16,10 @@ pub const COUNT_LIMIT: usize = 8;
 /// (`defaultIfName` in <https://github.com/containerd/go-cni/blob/v1.1.13/opts.go>).
 const OUTWARD: [&str; 2] = ["lo", "eth0"];
 
+/// Names that no interface can have: directories of sysctls beside those of the interfaces
+/// (`dev_valid_name` permits them, `devinet_sysctl_register` of Linux refuses them).
+const SYSCTLS: [&str; 2] = ["all", "default"];
+
 /// Describes the form of a list of interfaces, for error messages.
 pub const GRAMMAR: &str = "a list of up to 8 names of interfaces inside the pod, comma-separated \
                            and without blanks, such as k6t-eth0,docker0";
@@ -42,6 +46,8 @@ impl Interface {
             "is not the name of an interface: it is longer than 15 bytes"
         } else if OUTWARD.contains(&text) {
             "is the pod's interface to its own network, not to one inside the pod"
+        } else if SYSCTLS.contains(&text) {
+            "is not the name of an interface: the kernel has settings of this name"
         } else {
             return Ok(Interface(text.to_owned()));
         };
@@ -89,6 +95,8 @@ mod tests {
             ("br-1a2b3c4d5e6f7", "longer than 15 bytes"),
             ("lo", "the pod's interface to its own network"),
             ("eth0", "the pod's interface to its own network"),
+            ("all", "is not the name of an interface"),
+            ("default", "is not the name of an interface"),
         ] {
             let error = Interface::parse(text).unwrap_err();
             assert!(error.to_string().contains(why), "{error}");

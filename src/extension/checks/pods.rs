@@ -93,13 +93,13 @@ fn bare_pod(pod: &Pod, reports: &RepairReports) -> Option<String> {
     if StrandedPod::from_object(pod, FoundBy::Validator).is_some() {
         return Some(format!("{}: its validator exited with 95", on_node(pod)));
     }
-    let note = reports.missing.get(&pod.metadata.uid)?;
+    let note = reports.missing_in(pod)?;
     Some(format!("{}: {note}", on_node(pod)))
 }
 
 /// Describes a pod whose redirect rules an audit could not read.
 fn unaudited_pod(pod: &Pod, reports: &RepairReports) -> Option<String> {
-    let note = reports.unknown.get(&pod.metadata.uid)?;
+    let note = reports.unknown_in(pod)?;
     Some(format!("{}: {note}", on_node(pod)))
 }
 
@@ -107,7 +107,7 @@ fn unaudited_pod(pod: &Pod, reports: &RepairReports) -> Option<String> {
 fn unaudited_nodes(facts: &Facts, reports: &RepairReports) -> Vec<String> {
     let mut nodes = Vec::new();
     for node in facts.nodes.iter().flatten() {
-        if let Some(note) = reports.unknown.get(node.name()) {
+        if let Some(note) = reports.unknown_on(node.name()) {
             nodes.push(format!("{}: {note}", node.name()));
         }
     }

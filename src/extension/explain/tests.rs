@@ -132,7 +132,7 @@ fn a_running_pod_is_right_only_if_its_rules_are_known() {
             "reason": reason,
             "eventTime": "2027-01-15T08:00:00Z",
             "message": "why",
-            "involvedObject": {"kind": "Pod", "uid": "u"},
+            "involvedObject": {"kind": "Pod", "namespace": "shop", "uid": "u"},
         }]})
     };
     let events = "/api/v1/namespaces/shop/events";

@@ -91,6 +91,7 @@ fn until_reported(pods: &Pods, uid: &str, why: &str) {
 
 /// The API server rejects the eviction of a pod with two disruption budgets with status 500.
 #[test]
+#[ignore = "takes minutes: scripts/test --matrix runs it"]
 fn a_running_pod_is_evicted_once_its_disruption_budgets_allow_it() {
     let scene = Scene::installed(&[&set("delete", PERIOD)]);
     let Scene { pods, .. } = &scene;
