@@ -38,7 +38,7 @@ impl Release {
 fn read_called_for(api: &dyn Api, namespace: &str) -> CalledFor {
     match find::<Value>(api, &daemonset_path(namespace, DAEMONSET)) {
         Ok(Some(daemonset)) => {
-            if variable(&daemonset, "LINKERD_CNI_CHAINED") == Some("false") {
+            if is_called_by_multus(&daemonset) {
                 CalledFor::AttachedPods
             } else {
                 CalledFor::EveryPod
@@ -49,4 +49,9 @@ fn read_called_for(api: &dyn Api, namespace: &str) -> CalledFor {
             CalledFor::Unknown(format!("cannot read DaemonSet {namespace}/{DAEMONSET}: {error}"))
         }
     }
+}
+
+/// Returns whether the chart's value `chained` is `false`, so that Multus calls the plugin.
+pub fn is_called_by_multus(daemonset: &Value) -> bool {
+    variable(daemonset, "LINKERD_CNI_CHAINED") == Some("false")
 }

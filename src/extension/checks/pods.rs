@@ -6,7 +6,7 @@ use super::agent_states::AgentStates;
 use super::{PODS, sandboxes};
 use crate::agent::status_body::StatusBody;
 use crate::extension::facts::Facts;
-use crate::extension::objects::variable;
+use crate::extension::release::is_called_by_multus;
 use crate::extension::repair_events::{RepairReports, read_reports};
 use crate::extension::report::{Check, CheckResult, Severity};
 use crate::extension::requests::{Api, Error, for_each_item};
@@ -58,7 +58,7 @@ pub fn checks(api: &dyn Api, daemonset: &Value, facts: &Facts) -> Vec<Check> {
         Check::new(PODS, "proxy-user", not_shared, shared),
         Check::new(PODS, "ipv6", all_families, ipv6),
     ];
-    if variable(daemonset, "LINKERD_CNI_CHAINED") == Some("false") {
+    if is_called_by_multus(daemonset) {
         let called = "Multus calls the plugin for all meshed pods";
         checks.push(Check::new(PODS, "multus", called, attached(&seen)));
     }

@@ -13,7 +13,8 @@ use crate::agent::status_body::StatusBody;
 use crate::agent::subject::Subject;
 use crate::extension::agents::Agent;
 use crate::extension::facts::Facts;
-use crate::extension::objects::{admin_port, agent_container, pod_spec, text, variable};
+use crate::extension::objects::{admin_port, agent_container, pod_spec, text};
+use crate::extension::release::is_called_by_multus;
 use crate::extension::report::{Check, CheckResult, Severity};
 use crate::failure;
 
@@ -37,7 +38,7 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
             versions(&states),
         ),
     ];
-    if variable(daemonset, "LINKERD_CNI_CHAINED") != Some("false") {
+    if !is_called_by_multus(daemonset) {
         let called = "the active network config of each node calls the plugin";
         checks.push(check("conflist", called, conflists(&states)));
     }
