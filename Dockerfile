@@ -8,8 +8,9 @@ ENV LINKERD2_CNI_CACHE=/cache
 COPY Cargo.toml Cargo.lock ./
 COPY src src
 COPY scripts scripts
-# The manifest of a workspace member, without which cargo does not read the workspace.
+# The manifests of the workspace's members, without which cargo does not read the workspace.
 COPY testkit/Cargo.toml testkit/Cargo.toml
+COPY testkit/netprobe/Cargo.toml testkit/netprobe/Cargo.toml
 ARG TARGETPLATFORM
 RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,target=/cache,sharing=locked \
@@ -23,11 +24,11 @@ COPY LICENSE THIRD-PARTY-NOTICES.txt /root-fs/linkerd/
 
 # Image of the pods that scripts/quickstart starts: docker buildx build --target probe .
 FROM build AS build-probe
-COPY testkit testkit
+COPY testkit/netprobe testkit/netprobe
 ARG TARGETPLATFORM
 RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,target=/cache,sharing=locked \
-    scripts/compile "$TARGETPLATFORM" /programs testkit:netprobe && install -D /programs/netprobe /probe-fs/probe
+    scripts/compile "$TARGETPLATFORM" /programs netprobe:netprobe && install -D /programs/netprobe /probe-fs/probe
 
 FROM scratch AS probe
 COPY --from=build-probe /probe-fs /

@@ -1,5 +1,5 @@
-//! Code that the tests share, and the programs in `src/bin`: `bench`, `fleet`, `kernels`, `matrix`,
-//! `soak`, and `netprobe`, which runs in the pods of tests. For development only.
+//! Code that the tests share, and the programs in `src/bin`: `bench`, `fleet`, `kernels`, `matrix`
+//! and `soak`. For development only.
 
 pub mod api;
 pub mod benchmarks;

@@ -4,8 +4,8 @@
 //! A server sends each client one line: the server's name, and the destination that the client
 //! chose. Tests so see a redirection rather than infer it. It is also the pause program of the
 //! one-node cluster and stands in for Linkerd's network validator. In the image of the tests' pods
-//! it is `/probe`. `scripts/cluster` builds that image anew if this file changes, so it uses no
-//! other file of testkit.
+//! it is `/probe`. It is a package of its own, so that this image needs few crates compiled.
+//! `scripts/cluster` builds the image anew if this file changes, so the program has no other file.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
