@@ -152,11 +152,16 @@ fn without_the_annotation_for_multus_everything_bypasses_the_proxy() {
 }
 
 #[test]
-fn the_page_has_each_reason_with_its_meaning() {
+fn the_page_has_each_reason_with_its_meaning_and_a_remedy() {
     let page = include_str!("../../../docs/cli.md");
-    let rows: String = Reason::ALL
-        .iter()
-        .map(|reason| format!("| `{}` | {} |\n", reason.label(), reason.text()))
-        .collect();
-    assert!(page.contains(&rows), "docs/cli.md lacks this table of reasons:\n{rows}");
+    let (_, table) = page.split_once("| reason | what bypasses the proxy | close it by |\n").unwrap();
+    let mut rows = table.lines().skip(1);
+    for reason in Reason::ALL {
+        let begin = format!("| `{}` | {} | ", reason.label(), reason.text());
+        let row = rows.next().unwrap_or_default();
+        let remedy = row.strip_prefix(&begin).and_then(|rest| rest.strip_suffix(" |"));
+        let has_remedy = remedy.is_some_and(|remedy| !remedy.trim().is_empty());
+        assert!(has_remedy, "docs/cli.md: `{row}` is not `{begin}REMEDY |`");
+    }
+    assert_eq!(rows.next(), Some(""), "docs/cli.md has a reason that the command does not report");
 }
