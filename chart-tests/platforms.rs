@@ -114,6 +114,19 @@ fn schema_pages_and_record_name_every_platform() {
     assert_eq!(enumerated, json!(names));
 }
 
+/// Commands on a node need these directories, for example to clean a node after an uninstall.
+#[test]
+fn the_page_has_the_cni_directories_of_each_platform() {
+    let page = read(testkit::repository().join("docs/platforms.md"));
+    for (name, file) in platforms() {
+        let values = yaml(&read(&file));
+        let directory = |key: &str| values[key].as_str().unwrap().to_owned();
+        let (bin_dir, net_dir) = (directory("destCNIBinDir"), directory("destCNINetDir"));
+        let row = format!("| `{name}` | `{bin_dir}` | `{net_dir}` |\n");
+        assert!(page.contains(&row), "docs/platforms.md has no row {row}");
+    }
+}
+
 /// A template that reads such a value from `.Values` would render the value without the platform's.
 #[test]
 fn templates_read_platform_values_only_through_their_helper() {
