@@ -89,6 +89,13 @@ fn each_alert_has_severity_texts_and_a_complete_runbook() {
         let (base, anchor) = url.split_once('#').unwrap();
         assert_eq!(base, "docs/alerts.md");
         assert_eq!(anchor, name.to_lowercase());
+        let of_page = if severity == by_code {
+            "critical; warning with the codes 110 to 112"
+        } else {
+            severity
+        };
+        let row = format!("| [{name}](#{anchor}) | {of_page} |");
+        assert!(page.contains(&row), "docs/alerts.md has no row {row}");
         let section = page.split_once(&format!("\n## {name}\n")).unwrap().1;
         let section = section.split("\n## ").next().unwrap();
         for part in ["**Meaning**", "**Impact**", "**Diagnosis**", "**Remedy**", "```sh"] {

@@ -116,6 +116,11 @@ fn with_names(text: &str) -> String {
         true => text.replace("CONTEXT", kubectl("config current-context").trim()),
         false => text,
     };
+    let text = if text.contains("/AGENT-POD:") {
+        text.replace("/AGENT-POD:", &format!("/{}:", agent().pod))
+    } else {
+        text
+    };
     // In the namespace of the release, POD is an agent. The other pod is in a namespace of its
     // name.
     let is_agent = text.contains("-n linkerd-cni ");
