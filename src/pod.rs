@@ -1,5 +1,5 @@
-//! Facts about a pod: whether its name, annotations or containers exempt the pod from the redirect,
-//! and what its redirect depends on. Pure.
+//! Facts about a pod: whether its name, annotations or containers exempt it from redirection, and
+//! the settings that its redirect rules depend on. Pure.
 
 pub mod annotation;
 mod capabilities;
@@ -17,25 +17,25 @@ use serde::{Deserialize, Serialize};
 
 use skip::SkipReason;
 
-/// Makes an enum from one list, with a word for programs and a text for people for each variant.
-/// The words never change their meaning.
+/// Defines an enum whose variants each have a label for programs and a text for people. Labels
+/// never change their meaning, because metrics and other programs rely on them.
 macro_rules! reasons {
     ($(#[$attribute:meta])* pub enum $name:ident {
-        $($(#[$of_variant:meta])* $variant:ident $label:literal $text:literal)*
+        $($(#[$variant_attribute:meta])* $variant:ident $label:literal $text:literal)*
     }) => {
         $(#[$attribute])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($(#[$of_variant])* $variant),* }
+        pub enum $name { $($(#[$variant_attribute])* $variant),* }
 
         impl $name {
             pub const ALL: &[$name] = &[$($name::$variant),*];
 
-            /// One word, for metrics and other programs.
+            /// Returns the label for metrics and other programs.
             pub fn label(self) -> &'static str {
                 match self { $($name::$variant => $label),* }
             }
 
-            /// A text for logs and reports.
+            /// Returns the text for logs and reports.
             pub fn text(self) -> &'static str {
                 match self { $($name::$variant => $text),* }
             }
@@ -44,12 +44,12 @@ macro_rules! reasons {
 }
 pub(crate) use reasons;
 
-/// Whether a pod needs a redirect, by its containers or its annotations. The plugin's
-/// [verdict](crate::verdict) also follows from the pod's name and the plugin entry.
+/// Whether a pod needs redirect rules, judged only by its containers or annotations. The plugin's
+/// [verdict](crate::verdict) also depends on the pod's name and the plugin entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Decision<T> {
     Skip(SkipReason),
-    /// The pod is meshed. `T` has the facts on which its redirect depends.
+    /// The pod is meshed. `T` holds the facts that its redirect rules depend on.
     Redirect(T),
 }

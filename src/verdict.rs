@@ -1,8 +1,8 @@
 //! Decides what the plugin does with a pod, from the plugin entry and the facts about the pod.
 //! Pure.
 //!
-//! ADD, CHECK, `linkerd cni explain`, `linkerd cni bypass` with the agent's metric of the same
-//! paths, and the repair controller take their verdict from [`verdict`], so they agree.
+//! ADD, CHECK, the repair controller, `linkerd cni explain`, `linkerd cni bypass` and the agent's
+//! metric of bypass paths agree, because all of them call [`verdict`].
 
 pub mod bypass_paths;
 mod container_paths;
@@ -20,14 +20,15 @@ use crate::pod::facts::PodFacts;
 use crate::pod::skip::SkipReason;
 use refusal::Refusal;
 
-/// What the caller has read of a pod, besides its name.
+/// What the caller knows about a pod besides its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodView<'a> {
-    /// The container runtime does not call the plugin for the pod.
+    /// The plugin is not called for the pod.
     NotCalled(NotCalled),
-    /// The pod needs no redirect, by its containers or, if these are unknown, by its annotations.
+    /// The pod needs no redirect rules according to its containers or, if these are unknown, its
+    /// annotations.
     Skip(SkipReason),
-    /// Not all facts are read. The pod's name may decide without them.
+    /// Some facts are unknown. The pod's name may be enough to decide.
     Incomplete,
     /// All facts of a meshed pod.
     Complete(&'a PodFacts),
@@ -45,9 +46,10 @@ impl<'a> From<&'a Decision<PodFacts>> for PodView<'a> {
 /// Why the plugin is not called for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotCalled {
-    /// The pod uses the node's network namespace, for which a runtime calls no plugin.
+    /// The pod uses the node's network namespace. Runtimes call no plugin for such pods.
     HostNetwork,
-    /// Multus calls the plugin only for pods whose annotation names it, and not for this one.
+    /// Multus calls the plugin only for pods with an annotation that names the plugin's network.
+    /// This pod has no such annotation.
     NotAttached,
 }
 
@@ -65,38 +67,38 @@ impl NotCalled {
     }
 }
 
-/// What the plugin does with a pod. Callers match all variants, so that a new variant does not
-/// compile until each caller handles it.
+/// What the plugin does with a pod. Callers match every variant without a wildcard, so the compiler
+/// finds the callers that do not handle a new variant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// No rules are installed, and the pod starts.
+    /// The plugin is not called, and the pod starts without rules.
     NotCalled(NotCalled),
     /// ADD installs no rules, and the pod starts.
     Skipped(SkipReason),
     /// ADD installs the rules of this redirect.
     Redirected(ResolvedRedirect),
-    /// ADD fails, because rules would not redirect all traffic of the pod. A pod that runs already
-    /// was accepted by other values, and keeps the rules of this redirect.
+    /// ADD fails, because rules would not redirect all traffic of the pod. A pod that is already
+    /// running was accepted with earlier settings, and keeps the rules of this redirect.
     Refused(Refusal, ResolvedRedirect),
     /// ADD fails: a value of the plugin entry, an annotation or the proxy's user is invalid.
     Failed(Error),
-    /// The name does not decide, and facts are missing, for this reason. [`verdict`] never returns
-    /// it for [`PodView::Complete`].
+    /// The pod's name is not enough to decide, and facts are missing for the given reason.
+    /// [`verdict`] never returns this variant for [`PodView::Complete`].
     Undecided(String),
 }
 
-/// Returns what the plugin does with the pod. The name decides before the containers, so that pods
-/// of excluded namespaces and of the agent depend on nothing else.
+/// Returns what the plugin does with the pod. The pod's name takes precedence over its containers:
+/// the agent's pods and pods in excluded namespaces must not depend on anything else.
 pub fn verdict(config: &Config, pod: &PodRef, view: PodView<'_>) -> Verdict {
     match (view, config.filter.skip_reason(pod)) {
         (PodView::NotCalled(why), _) => Verdict::NotCalled(why),
         (_, Some(reason)) | (PodView::Skip(reason), None) => Verdict::Skipped(reason),
         (PodView::Incomplete, None) => Verdict::Undecided("facts about the pod are missing".into()),
-        (PodView::Complete(facts), None) => redirect_verdict(config, facts),
+        (PodView::Complete(facts), None) => verdict_of_meshed_pod(config, facts),
     }
 }
 
-fn redirect_verdict(config: &Config, facts: &PodFacts) -> Verdict {
+fn verdict_of_meshed_pod(config: &Config, facts: &PodFacts) -> Verdict {
     let resolved = match config.resolve(facts) {
         Ok(resolved) => resolved,
         Err(error) => return Verdict::Failed(error),

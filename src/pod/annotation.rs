@@ -1,5 +1,5 @@
-//! Annotations that the plugin reads: those that change a pod's redirect rules, and those of the
-//! proxy injector.
+//! The annotations that the plugin reads. Some change a pod's redirect rules. Others come from the
+//! proxy injector and tell whether the pod is meshed.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ pub struct RedirectAnnotation {
     pub value: ValueKind,
 }
 
-/// What the value of a [`RedirectAnnotation`] is. Decides how an invalid value is treated, and
-/// whether a pod without the annotation takes the namespace's value.
+/// The type of a [`RedirectAnnotation`]'s value. It determines how an invalid value is handled, and
+/// whether the plugin reads the namespace of a pod that lacks the annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueKind {
     /// Ports and port ranges. Invalid elements are ignored and reported.
@@ -28,18 +28,18 @@ pub enum ValueKind {
     InterfaceList,
     /// A user ID or group ID. An invalid value fails the pod.
     Id,
-    /// A port of the proxy. An invalid value is ignored and reported. The proxy container states
-    /// its ports too, so a pod without the annotation does not cause a request for its namespace.
+    /// A port of the proxy. An invalid value is ignored and reported. The proxy container sets its
+    /// ports too, so a missing annotation is no reason to request the namespace.
     ProxyPort,
 }
 
-/// Declares a constant with the key of each annotation, and [`TABLE`] with all of them.
+/// Declares a constant for each annotation's key, and [`TABLE`] of all annotations.
 macro_rules! redirect_annotations {
     ($($(#[$doc:meta])* $name:ident $key:literal $value:ident)*) => {
         $($(#[$doc])* pub const $name: &str = $key;)*
 
-        /// All annotations that change a pod's redirect rules. The plugin reads no other ones for
-        /// them, and the node's copy of a pod has no other ones.
+        /// All annotations that change a pod's redirect rules. The node's copy of a pod contains
+        /// only these annotations.
         pub const TABLE: &[RedirectAnnotation] = &[
             $(RedirectAnnotation { key: $name, value: ValueKind::$value }),*
         ];
@@ -64,14 +64,14 @@ redirect_annotations! {
     INNER_INTERFACES "config.linkerd.io/inner-interfaces" InterfaceList
 }
 
-/// Returns the row of [`TABLE`] with this key.
+/// Returns the row of [`TABLE`] for `key`.
 pub fn redirect_annotation(key: &str) -> Option<&'static RedirectAnnotation> {
     TABLE.iter().find(|row| row.key == key)
 }
 
-/// Returns the annotations that the namespace may have for its pods. If the pod lacks one, the
-/// namespace's value applies. Upstream's plugin reads them too, except [`SKIP_INBOUND_SUBNETS`],
-/// [`SKIP_OUTBOUND_SUBNETS`] and [`INNER_INTERFACES`].
+/// Returns the annotations that a pod may inherit from its namespace. If the pod lacks one of them,
+/// the plugin may have to read the namespace. Upstream's plugin inherits them too, except
+/// [`SKIP_INBOUND_SUBNETS`], [`SKIP_OUTBOUND_SUBNETS`] and [`INNER_INTERFACES`].
 pub fn inherited_keys() -> impl Iterator<Item = &'static str> {
     let inherited = TABLE.iter().filter(|row| row.value != ValueKind::ProxyPort);
     inherited.map(|row| row.key)
@@ -79,22 +79,22 @@ pub fn inherited_keys() -> impl Iterator<Item = &'static str> {
 
 /// Enables or disables the proxy injector for a pod.
 pub const INJECT: &str = "linkerd.io/inject";
-/// The program that wrote the pod or its template, and its version.
+/// Names the program that created the pod or its template, followed by the program's version.
 pub const CREATED_BY: &str = "linkerd.io/created-by";
-/// Start of [`CREATED_BY`] on pods with the injector's mark. A blank and the version follow.
+/// Prefix of [`CREATED_BY`] on injected pods. A space and the injector's version follow.
 pub const INJECTOR: &str = "linkerd/proxy-injector";
 
 const PROXY_VERSION: &str = "linkerd.io/proxy-version";
 const TRUST_ROOT: &str = "linkerd.io/trust-root-sha256";
 
-/// Whether the author disabled the proxy injector for the pod.
+/// Returns true if the pod's author disabled the proxy injector.
 pub fn is_disabled(annotations: &Annotations) -> bool {
     annotations.get(INJECT).is_some_and(|value| value == "disabled")
 }
 
-/// Whether the pod has an annotation that only pods with a proxy have.
+/// Returns true if the pod has an annotation that only pods with a proxy have.
 ///
-/// In Linkerd 2.12 and later, each program that adds a proxy sets `linkerd.io/proxy-version`:
+/// In Linkerd 2.12 and later, every program that adds a proxy sets `linkerd.io/proxy-version`:
 ///
 /// - the injector and `linkerd inject --manual`, with `trust-root-sha256` and [`CREATED_BY`]:
 ///   `injectObjectMeta` in <https://github.com/linkerd/linkerd2/blob/main/pkg/inject/inject.go>,
@@ -102,14 +102,14 @@ pub fn is_disabled(annotations: &Annotations) -> bool {
 /// - the control plane's chart, with `trust-root-sha256`: `partials.proxy.annotations` in
 ///   <https://github.com/linkerd/linkerd2/blob/main/charts/partials/templates/_metadata.tpl>.
 ///
-/// Each of these annotations counts alone, so that a pod that lost one is not skipped. Annotations
-/// that pods without proxy have, too, do not count:
+/// Any one of these annotations is enough, so a pod that lost the others is not skipped. The
+/// following do not count, because pods without a proxy can have them:
 ///
 /// - `config.linkerd.io/opaque-ports`: the injector sets it on pods that it does not inject
 ///   (`CreateOpaquePortsPatch` in `inject.go`), from their ports or from the namespace;
 /// - `linkerd.io/inject` and other `config.linkerd.io` keys: authors write them on pods that the
 ///   injector skips, such as host-network pods;
-/// - [`CREATED_BY`] that does not name the injector: charts set it on all their pods.
+/// - [`CREATED_BY`] with another program than the injector: charts set it on all their pods.
 pub fn has_proxy_annotation(annotations: &Annotations) -> bool {
     annotations.iter().any(|(key, value)| match key.as_str() {
         PROXY_VERSION | TRUST_ROOT => true,
@@ -118,11 +118,12 @@ pub fn has_proxy_annotation(annotations: &Annotations) -> bool {
     })
 }
 
-/// Returns whether the pod has the proxy injector's mark: [`CREATED_BY`] names the injector, and
-/// injection is not disabled. The mark is no proof, because the author of a pod can copy it.
+/// Returns true if the annotations say that the proxy injector injected the pod: [`CREATED_BY`]
+/// names the injector, and injection is not disabled. The annotations are not proof, because the
+/// author of a pod can copy them.
 ///
-/// The injector skips disabled pods. A disabled pod whose [`CREATED_BY`] names the injector is a
-/// copy of an injected pod.
+/// The injector skips a pod whose injection is disabled. If [`CREATED_BY`] of such a pod names the
+/// injector, the pod is a copy of an injected pod.
 pub fn is_injected(annotations: &Annotations) -> bool {
     if is_disabled(annotations) {
         return false;
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_lists_exactly_the_annotations_of_the_table() {
+    fn annotations_page_documents_exactly_the_annotations_of_the_table() {
         let page = include_str!("../../docs/annotations.md");
         let section = page.split("\n## ").next().unwrap();
         let mut documented = Vec::new();
@@ -155,18 +156,19 @@ mod tests {
                 documented.push((key, value.split([' ', ',']).next().unwrap()));
             }
         }
-        let mut wanted = Vec::new();
+        let mut expected = Vec::new();
         for row in TABLE {
+            // First word of the page's description of the value.
             let value = match row.value {
                 ValueKind::PortList => "port",
                 ValueKind::SubnetList => "CIDRs",
                 ValueKind::InterfaceList => "names",
                 ValueKind::Id | ValueKind::ProxyPort => "a",
             };
-            wanted.push((row.key.to_owned(), value));
+            expected.push((row.key.to_owned(), value));
         }
         documented.sort();
-        wanted.sort();
-        assert_eq!(documented, wanted);
+        expected.sort();
+        assert_eq!(documented, expected);
     }
 }

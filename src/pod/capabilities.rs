@@ -1,22 +1,23 @@
-//! What a container's securityContext says of its capabilities. Pure.
+//! Reads the Linux capabilities that a container's securityContext adds and drops. Pure.
 
 use crate::kube::types::SecurityContext;
 
 impl SecurityContext {
-    /// Whether the container has the capability because its author added it.
+    /// Returns true if the securityContext adds the capability or makes the container privileged.
     pub fn adds(&self, capability: &str) -> bool {
-        self.privileged || names_capability(&self.capabilities.add, capability)
+        self.privileged || contains_capability(&self.capabilities.add, capability)
     }
 
-    /// Whether the container has the capability, if the runtime gives it to every container.
+    /// Returns true if the container has a capability that the runtime grants by default.
     pub fn may_have(&self, capability: &str) -> bool {
-        self.adds(capability) || !names_capability(&self.capabilities.drop, capability)
+        self.adds(capability) || !contains_capability(&self.capabilities.drop, capability)
     }
 }
 
-/// Whether the list names the capability, as containerd and CRI-O read it.
-fn names_capability(list: &[String], capability: &str) -> bool {
-    list.iter().any(|name| {
+/// Returns true if `names` contains the capability. Reads names as containerd and CRI-O do: case
+/// and the prefix `CAP_` are ignored, and `ALL` means every capability.
+fn contains_capability(names: &[String], capability: &str) -> bool {
+    names.iter().any(|name| {
         let name = name.to_ascii_uppercase();
         let name = name.strip_prefix("CAP_").unwrap_or(&name);
         name == capability || name == "ALL"

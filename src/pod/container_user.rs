@@ -1,126 +1,136 @@
-//! The user of a container, and what its securityContext rules out. Pure.
+//! Determines from a container's securityContext whether it can run as the proxy's user. Pure.
 //!
-//! The redirect rules exempt the proxy's user, so the connections of every process with that user
-//! bypass the proxy. A container may have the user from the start, or a process may get it later.
+//! The redirect rules exempt the proxy's UID and GID, so connections of every process with one of
+//! these IDs bypass the proxy. A container may start with such an ID, or a process may get it
+//! later.
 
 use serde::{Deserialize, Serialize};
 
 use crate::kube::types::{Container, LinuxUser, Pod, SecurityContext};
 use crate::redirect::Redirect;
 
+/// The user of a container, and the ways around the proxy that its securityContext rules out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerUser {
     pub name: String,
-    /// User and group from the securityContext. `None`: those of the image, which the pod's object
-    /// does not have.
+    /// UID from the securityContext. `None`: the image sets the user, and the pod object does not
+    /// contain it.
     uid: Option<i64>,
+    /// GID from the securityContext. `None`: as for the UID.
     gid: Option<i64>,
-    /// Whatever is not ruled out may be so. Empty in the facts of an agent that does not know it.
+    /// Everything that is not listed may be possible. Empty if an older agent, which does not know
+    /// this field, wrote the facts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     ruled_out: Vec<RuledOut>,
 }
 
-/// What a securityContext rules out.
+/// Something that a securityContext rules out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RuledOut {
-    /// An image that runs as root: the kubelet does not start the container (`runAsNonRoot`).
+    /// The image's user is root. With `runAsNonRoot`, the kubelet does not start such a container.
     RootImage,
-    /// That a program gives the process another user or more capabilities, such as a set-user-ID
-    /// file. Only `allowPrivilegeEscalation: false` sets `no_new_privs`, see
+    /// A process gets another user or more capabilities by executing a file, such as a set-user-ID
+    /// file. Only `allowPrivilegeEscalation: false` sets `no_new_privs`, which prevents this: see
     /// [`AddNoNewPrivileges`].
     ///
     /// [`AddNoNewPrivileges`]: https://github.com/kubernetes/kubernetes/blob/v1.35.4/pkg/securitycontext/util.go
     PrivilegeEscalation,
-    /// That root takes on another user.
+    /// Root changes its user ID.
     Setuid,
-    /// That root takes on another group.
+    /// Root changes its group ID.
     Setgid,
-    /// That root sends packets past the rules.
+    /// Root sends raw packets, which the rules do not redirect.
     NetRaw,
 }
 
-/// How a container gets the user that the rules exempt for the proxy.
+/// A way in which a container can run as the proxy's user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProxyUserWay {
-    /// It has the proxy's user or group.
-    Same,
-    /// It is unknown whether it has: only the image names the user or the group.
-    Image,
-    /// It runs a set-user-ID or set-group-ID file.
+pub enum ProxyUserAccess {
+    /// The container starts with the proxy's UID or GID.
+    SameId,
+    /// Unknown: only the image sets the user or group, which may be the proxy's or root.
+    ImageUser,
+    /// The container can execute a set-user-ID or set-group-ID file.
     SetUserIdFile,
-    /// It is root, and takes on any user or group.
+    /// The container runs as root and can change its user or group ID.
     Root,
 }
 
 impl ContainerUser {
     pub fn new(container: &Container, pod: &Pod) -> ContainerUser {
-        let (context, of_pod) = (&container.security_context, &pod.spec.security_context);
+        let context = &container.security_context;
+        let pod_context = &pod.spec.security_context;
         ContainerUser {
             name: container.name.clone(),
-            uid: context.run_as_user.or(of_pod.run_as_user),
-            gid: context.run_as_group.or(of_pod.run_as_group),
-            ruled_out: ruled_out(context, of_pod),
+            uid: context.run_as_user.or(pod_context.run_as_user),
+            gid: context.run_as_group.or(pod_context.run_as_group),
+            ruled_out: ruled_out(context, pod_context),
         }
     }
 
-    /// Returns the container with the user that its status reports, where its securityContext names
-    /// none.
-    pub fn or_reported(&self, user: &LinuxUser) -> ContainerUser {
+    /// Returns the container with the UID and GID that its status reports, unless its
+    /// securityContext sets them.
+    pub fn with_reported_user(&self, user: &LinuxUser) -> ContainerUser {
         ContainerUser { uid: self.uid.or(user.uid), gid: self.gid.or(user.gid), ..self.clone() }
     }
 
-    /// Whether the rules exempt the container's connections.
+    /// Returns true if the container starts with the UID or GID that the rules exempt.
     pub fn is_proxy_user(&self, redirect: &Redirect) -> bool {
         is_same_id(self.uid, redirect.proxy_uid) || is_same_id(self.gid, redirect.proxy_gid)
     }
 
-    /// Returns each way on which the container's connections bypass the proxy as those of the
-    /// proxy's user. Without a way, it is proven that none does.
-    pub fn proxy_user_ways(&self, redirect: &Redirect) -> Vec<ProxyUserWay> {
-        let mut ways = Vec::new();
+    /// Returns every way in which the container can run as the proxy's user, so that its
+    /// connections bypass the proxy. An empty list proves that there is none.
+    pub fn proxy_user_access(&self, redirect: &Redirect) -> Vec<ProxyUserAccess> {
+        let mut access = Vec::new();
         if self.is_proxy_user(redirect) {
-            ways.push(ProxyUserWay::Same);
-        } else if self.is_image_deciding(redirect) {
-            ways.push(ProxyUserWay::Image);
+            access.push(ProxyUserAccess::SameId);
+        } else if self.depends_on_image(redirect) {
+            access.push(ProxyUserAccess::ImageUser);
         }
         if self.may_escalate() {
-            ways.push(ProxyUserWay::SetUserIdFile);
+            access.push(ProxyUserAccess::SetUserIdFile);
         }
-        if self.uid == Some(0) && self.root_takes_user(redirect) {
-            ways.push(ProxyUserWay::Root);
+        if self.uid == Some(0) && self.root_can_become_proxy(redirect) {
+            access.push(ProxyUserAccess::Root);
         }
-        ways
+        access
     }
 
-    /// Whether a program may give the container another user, or more capabilities.
+    /// Returns true if a process may get another user or more capabilities by executing a file.
     pub fn may_escalate(&self) -> bool {
         !self.rules_out(RuledOut::PrivilegeEscalation)
     }
 
-    /// Whether the container runs as root, and may send packets past the rules.
+    /// Returns true if the container runs as root and may send raw packets.
     pub fn is_root_with_net_raw(&self) -> bool {
         self.uid == Some(0) && !self.rules_out(RuledOut::NetRaw)
     }
 
-    /// Whether only the image tells if the container has the proxy's user or group, or is a root
-    /// that can get past the rules.
-    fn is_image_deciding(&self, redirect: &Redirect) -> bool {
+    /// Returns true if only the image tells whether the container runs with the proxy's UID or GID,
+    /// or as root that can bypass the rules.
+    fn depends_on_image(&self, redirect: &Redirect) -> bool {
         if self.gid.is_none() && redirect.proxy_gid.is_some() {
             return true;
         }
         if self.uid.is_some() {
             return false;
         }
+        if redirect.proxy_uid.is_some() {
+            return true;
+        }
         let may_be_root = !self.rules_out(RuledOut::RootImage);
-        let is_root_open = self.root_takes_user(redirect) || !self.rules_out(RuledOut::NetRaw);
-        redirect.proxy_uid.is_some() || may_be_root && is_root_open
+        let root_can_bypass =
+            self.root_can_become_proxy(redirect) || !self.rules_out(RuledOut::NetRaw);
+        may_be_root && root_can_bypass
     }
 
-    /// Whether root in this container can take on the proxy's user or group.
-    fn root_takes_user(&self, redirect: &Redirect) -> bool {
-        redirect.proxy_uid.is_some() && !self.rules_out(RuledOut::Setuid)
-            || redirect.proxy_gid.is_some() && !self.rules_out(RuledOut::Setgid)
+    /// Returns true if root in this container can change to the proxy's UID or GID.
+    fn root_can_become_proxy(&self, redirect: &Redirect) -> bool {
+        let can_change_user = redirect.proxy_uid.is_some() && !self.rules_out(RuledOut::Setuid);
+        let can_change_group = redirect.proxy_gid.is_some() && !self.rules_out(RuledOut::Setgid);
+        can_change_user || can_change_group
     }
 
     fn rules_out(&self, what: RuledOut) -> bool {
@@ -128,9 +138,9 @@ impl ContainerUser {
     }
 }
 
-/// Returns what the context of a container rules out, in a pod with the context `of_pod`.
-fn ruled_out(context: &SecurityContext, of_pod: &SecurityContext) -> Vec<RuledOut> {
-    let is_non_root = context.run_as_non_root.or(of_pod.run_as_non_root) == Some(true);
+/// Returns what the securityContexts of a container and its pod rule out.
+fn ruled_out(context: &SecurityContext, pod_context: &SecurityContext) -> Vec<RuledOut> {
+    let is_non_root = context.run_as_non_root.or(pod_context.run_as_non_root) == Some(true);
     let cannot_escalate = context.allow_privilege_escalation == Some(false);
     let mut ruled_out = Vec::new();
     for (is_ruled_out, what) in [
@@ -147,6 +157,6 @@ fn ruled_out(context: &SecurityContext, of_pod: &SecurityContext) -> Vec<RuledOu
     ruled_out
 }
 
-fn is_same_id(id: Option<i64>, of_proxy: Option<u32>) -> bool {
-    id.is_some() && id == of_proxy.map(i64::from)
+fn is_same_id(id: Option<i64>, proxy_id: Option<u32>) -> bool {
+    id.is_some() && id == proxy_id.map(i64::from)
 }

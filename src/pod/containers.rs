@@ -1,6 +1,8 @@
-//! Finds the containers that the redirect rules treat in a way that their author may not expect:
-//! init containers whose outbound connections are redirected to a proxy that does not run yet, and
-//! containers of the app whose connections bypass the proxy, or that can make them. Pure.
+//! Finds the containers whose connections the redirect rules may treat unexpectedly. Pure.
+//!
+//! - Init containers that run before the proxy: their outbound connections are redirected, but the
+//!   proxy does not accept them yet.
+//! - Containers that run beside the proxy as the proxy's user: their connections bypass the proxy.
 
 use super::container_user::ContainerUser;
 use super::mesh::PROXY;
@@ -8,26 +10,27 @@ use crate::kube::types::{Container, Pod};
 use crate::redirect::Redirect;
 use crate::redirect::ports;
 
-/// Linkerd's init container that tests by a connection whether the pod's traffic is redirected.
+/// Linkerd's init container that opens a connection to test whether the pod's traffic is
+/// redirected.
 pub const VALIDATOR: &str = "linkerd-network-validator";
 
-/// Returns the init containers that run to their end before the proxy starts. If the proxy is an
-/// init container itself (a native sidecar), these are the ones in front of it. A native sidecar
-/// in front of the proxy keeps running, so that it can connect later.
+/// Returns the init containers that run to completion before the proxy starts, except the
+/// validator. If the proxy is a native sidecar, only init containers listed before it count. Other
+/// native sidecars do not count: they keep running and can connect once the proxy is ready.
 pub fn before_proxy(pod: &Pod) -> Vec<ContainerUser> {
-    let mut early = Vec::new();
+    let mut early_containers = Vec::new();
     for container in &pod.spec.init_containers {
         if container.name == PROXY {
             break;
         }
         if container.name != VALIDATOR && !is_sidecar(container) {
-            early.push(ContainerUser::new(container, pod));
+            early_containers.push(ContainerUser::new(container, pod));
         }
     }
-    early
+    early_containers
 }
 
-/// Returns the containers that run beside the proxy, native sidecars included. Other init
+/// Returns the containers that run beside the proxy, including native sidecars. Other init
 /// containers do not count: docs/init-containers.md tells users to run them with the proxy's UID if
 /// they need the network before the proxy starts.
 pub fn beside_proxy(pod: &Pod) -> Vec<ContainerUser> {
@@ -45,8 +48,9 @@ pub fn is_sidecar(init_container: &Container) -> bool {
     init_container.restart_policy.as_deref() == Some("Always")
 }
 
-/// Returns the names of those containers whose outbound connections `redirect` sends to the proxy:
-/// not those with the proxy's UID or GID, and none if all ports or all IPv4 addresses are skipped.
+/// Returns the names of the containers whose outbound connections `redirect` sends to the proxy.
+/// Containers with the proxy's UID or GID are exempt. Returns no container if `redirect` skips all
+/// ports or all IPv4 addresses.
 pub fn redirected_names(containers: &[ContainerUser], redirect: &Redirect) -> Vec<String> {
     if skips_all_ipv4(redirect) || skips_all_ports(redirect) {
         return Vec::new();
@@ -55,8 +59,8 @@ pub fn redirected_names(containers: &[ContainerUser], redirect: &Redirect) -> Ve
     redirected.map(|container| container.name.clone()).collect()
 }
 
-/// Returns the names of those containers whose outbound connections bypass the proxy, as they have
-/// the UID or GID that `redirect` exempts for the proxy.
+/// Returns the names of the containers whose outbound connections bypass the proxy because they run
+/// with the UID or GID that `redirect` exempts.
 pub fn exempt_names(containers: &[ContainerUser], redirect: &Redirect) -> Vec<String> {
     let exempt = containers.iter().filter(|container| container.is_proxy_user(redirect));
     exempt.map(|container| container.name.clone()).collect()
@@ -105,9 +109,8 @@ mod tests {
         "25".to_owned()
     }
 
-    /// Init containers without network, and containers that bypass the proxy as its user.
     #[test]
-    fn order_and_user_of_a_container_decide_whether_it_is_redirected() {
+    fn container_order_and_user_determine_which_containers_are_redirected() {
         for (name, row) in rows_of::<ContainersRow>(include_str!("tests.yaml"), "containers") {
             let pod = json!({"metadata": {}, "spec": row.spec});
             let pod: Pod = serde_json::from_value(pod).unwrap();
@@ -122,9 +125,9 @@ mod tests {
         }
     }
 
-    /// The examples of docs/init-containers.md, by their name.
+    /// Checks the example pods in docs/init-containers.md.
     #[test]
-    fn the_documented_pods_have_network_in_their_init_containers() {
+    fn init_containers_of_the_documented_pods_can_use_the_network() {
         let page = include_str!("../../docs/init-containers.md");
         let examples: Vec<Pod> = page
             .split("```yaml\n")

@@ -1,4 +1,4 @@
-//! Capabilities of containers with which traffic may bypass the rules. Pure.
+//! Finds the containers whose user or capabilities let traffic bypass the redirect rules. Pure.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,24 +7,26 @@ use super::containers::{VALIDATOR, is_sidecar};
 use super::mesh::PROXY;
 use crate::kube::types::Pod;
 
-/// Containers through which traffic may bypass the rules. No rule depends on them.
+/// Containers through which traffic may bypass the redirect rules. Only reports use them: the rules
+/// do not depend on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exposure {
-    /// Init containers that end before the app starts.
+    /// Init containers that exit before the app starts.
     pub init_containers: Vec<ContainerUser>,
-    /// Names of the containers with the capability NET_ADMIN.
+    /// Names of the containers whose securityContext adds NET_ADMIN.
     pub net_admin: Vec<String>,
-    /// Names of the containers to which the author added NET_RAW.
+    /// Names of the containers whose securityContext adds NET_RAW.
     pub net_raw: Vec<String>,
-    /// Names of the containers to which the author added SYS_ADMIN.
+    /// Names of the containers whose securityContext adds SYS_ADMIN.
     pub sys_admin: Vec<String>,
-    /// Names of the containers to which the author added SYS_PTRACE.
+    /// Names of the containers whose securityContext adds SYS_PTRACE.
     pub sys_ptrace: Vec<String>,
 }
 
-/// Returns the ways around the rules in a pod's containers, the proxy and the validator excepted.
-pub fn exposure(pod: &Pod) -> Exposure {
+/// Returns the containers of a pod through which traffic may bypass the rules, except the proxy and
+/// the validator.
+pub fn find_exposure(pod: &Pod) -> Exposure {
     let spec = &pod.spec;
     let init_containers = spec.init_containers.iter().filter(|init| init.name != VALIDATOR);
     let containers = spec.containers.iter().flatten().chain(init_containers.clone());

@@ -1,5 +1,5 @@
-//! Facts about a pod that decide on its redirect, from the pod's object and two other objects.
-//! Pure.
+//! The facts that a pod's redirect depends on. They come from the pod object, its namespace and the
+//! API server's Service. Pure.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,28 +7,29 @@ use super::Decision;
 use super::annotation::Annotations;
 use super::container_user::ContainerUser;
 use super::containers;
-use super::exposure::{self, Exposure};
+use super::exposure::{Exposure, find_exposure};
 use super::inherited_annotations::{inherit, needs_namespace, redirect_annotations};
 use super::mesh::{NotAPod, Proxy, find_proxy};
 use crate::cni::args::PodRef;
 use crate::kube::types::{Metadata, Pod};
 use crate::redirect::ports::PortRange;
 
-/// Facts about a pod and its proxy. For missing facts, the values of the plugin entry apply.
+/// Facts about a pod and its proxy. Where a fact is missing, the plugin entry's value applies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodFacts {
     pub uid: String,
-    /// Annotations that change redirect rules: the pod's values, else the namespace's values.
+    /// Annotations that change redirect rules, each with the pod's value or, if the pod lacks it,
+    /// the namespace's.
     pub annotations: Annotations,
     pub proxy: Proxy,
     /// Name of the pod's RuntimeClass. Empty without one, or if the pod object was not read.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub runtime_class: String,
-    /// Ports of the API server, which a control-plane pod reaches without the proxy. Empty
-    /// for other pods.
+    /// Ports of the API server, which control-plane pods reach without the proxy. Empty for other
+    /// pods.
     pub api_ports: Vec<PortRange>,
-    /// Init containers that start before the proxy. Empty if the pod object was not read.
+    /// Init containers that run before the proxy. Empty if the pod object was not read.
     pub early_containers: Vec<ContainerUser>,
     /// Containers that run beside the proxy. Empty if the pod object was not read.
     pub app_containers: Vec<ContainerUser>,
@@ -43,19 +44,19 @@ impl From<&Metadata> for PodRef {
     }
 }
 
-/// The facts in the object of a meshed pod, and which other objects complete them.
+/// The facts in the object of a meshed pod, and which other objects are needed to complete them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectFacts {
     pub facts: PodFacts,
-    /// Ways around the rules that no rule depends on.
     pub exposure: Exposure,
     /// Whether annotations of the namespace may apply.
     pub needs_namespace: bool,
-    /// Whether the pod reaches the ports of the API server's Service without the proxy.
+    /// Whether the pod belongs to the control plane, which reaches the API server without the
+    /// proxy.
     pub is_control_plane: bool,
 }
 
-/// Returns the facts in a pod's object, or why its containers need no redirect.
+/// Returns the facts in a pod object, or why its containers need no redirect.
 pub fn object_facts(pod: Pod) -> Result<Decision<ObjectFacts>, NotAPod> {
     let proxy = match find_proxy(&pod)? {
         Decision::Redirect(proxy) => proxy,
@@ -65,7 +66,7 @@ pub fn object_facts(pod: Pod) -> Result<Decision<ObjectFacts>, NotAPod> {
     Ok(Decision::Redirect(ObjectFacts {
         needs_namespace: needs_namespace(&pod.metadata.annotations),
         is_control_plane: component.is_some_and(|component| !component.is_empty()),
-        exposure: exposure::exposure(&pod),
+        exposure: find_exposure(&pod),
         facts: PodFacts {
             proxy,
             early_containers: containers::before_proxy(&pod),
@@ -79,23 +80,28 @@ pub fn object_facts(pod: Pod) -> Result<Decision<ObjectFacts>, NotAPod> {
 }
 
 impl ObjectFacts {
-    /// Whether other objects than the pod complete the facts.
+    /// Returns true if the namespace or the API server's Service must be read to complete the
+    /// facts.
     pub fn needs_objects(&self) -> bool {
         self.needs_namespace || self.is_control_plane
     }
 
-    /// Returns the complete facts: `of_namespace` are the namespace's annotations, which apply
-    /// where the pod has none.
-    pub fn complete(&self, of_namespace: Annotations, api_ports: Vec<PortRange>) -> PodFacts {
+    /// Returns the complete facts. The namespace's annotations apply where the pod has none.
+    pub fn complete(
+        &self,
+        namespace_annotations: Annotations,
+        api_ports: Vec<PortRange>,
+    ) -> PodFacts {
         let mut facts = self.facts.clone();
-        inherit(&mut facts.annotations, of_namespace);
+        inherit(&mut facts.annotations, namespace_annotations);
         PodFacts { api_ports, ..facts }
     }
 }
 
 impl PodFacts {
-    /// Returns the facts in the annotations that the runtime passes to the plugin. They do not tell
-    /// what the container `linkerd-proxy` states and whether the pod belongs to the control plane.
+    /// Returns the facts in the annotations that the runtime passes to the plugin. The annotations
+    /// tell neither what the container `linkerd-proxy` sets, nor whether the pod belongs to the
+    /// control plane.
     pub fn from_annotations(uid: &str, annotations: Annotations) -> Self {
         PodFacts {
             uid: uid.to_owned(),

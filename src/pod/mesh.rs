@@ -1,5 +1,5 @@
-//! Determines from the containers of a pod whether the pod is meshed, and what its proxy container
-//! sets. Pure.
+//! Determines from a pod's containers whether the pod is meshed, and reads the settings of its
+//! proxy container. Pure.
 
 use std::net::SocketAddr;
 
@@ -10,10 +10,10 @@ use super::skip::SkipReason;
 use crate::kube::types::{Container, Pod};
 
 pub const PROXY: &str = "linkerd-proxy";
-/// The init container that installs redirect rules itself.
+/// Linkerd's init container, which installs the redirect rules itself.
 const PROXY_INIT: &str = "linkerd-init";
 
-/// User and ports that the container `linkerd-proxy` states; `None` where it states nothing.
+/// UID and ports from the container `linkerd-proxy`. `None`: the container does not set the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Proxy {
@@ -22,7 +22,8 @@ pub struct Proxy {
     pub outbound_port: Option<u16>,
     pub control_port: Option<u16>,
     pub admin_port: Option<u16>,
-    /// Whether its addresses for inbound or for outbound connections are known and IPv4 only.
+    /// Whether the proxy listens for inbound or for outbound connections on IPv4 addresses only.
+    /// False if its addresses are unknown.
     pub is_ipv4_only: bool,
 }
 
@@ -30,11 +31,13 @@ pub struct Proxy {
 #[error("the object has no spec.containers")]
 pub struct NotAPod;
 
+/// Returns true if the plugin redirects a pod with these containers.
 pub fn is_meshed(pod: &Pod) -> bool {
     matches!(find_proxy(pod), Ok(Decision::Redirect(_)))
 }
 
-/// Returns why the plugin skips a pod with these containers. `None` for a meshed pod.
+/// Returns why the plugin skips a pod with these containers. `None`: the pod is meshed, or the
+/// object has no containers.
 pub fn skip_reason(pod: &Pod) -> Option<SkipReason> {
     match find_proxy(pod) {
         Ok(Decision::Skip(reason)) => Some(reason),
@@ -42,7 +45,7 @@ pub fn skip_reason(pod: &Pod) -> Option<SkipReason> {
     }
 }
 
-/// Returns the proxy of a meshed pod.
+/// Returns the proxy of a meshed pod, or why the plugin skips the pod.
 pub fn find_proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
     let containers = pod.spec.containers.as_ref().ok_or(NotAPod)?;
     let init_containers = &pod.spec.init_containers;
@@ -61,23 +64,23 @@ pub fn find_proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
     let control = listen_addresses(container, &["LINKERD2_PROXY_CONTROL_LISTEN_ADDR"]);
     let admin = listen_addresses(container, &["LINKERD2_PROXY_ADMIN_LISTEN_ADDR"]);
     Ok(Decision::Redirect(Proxy {
-        // Only the container's own UID counts, not the pod's user and no group: policies set these
-        // alike on all containers, so a rule for them would let the app's connections bypass the
-        // proxy.
+        // Only the container's own UID counts. Policies set the pod's user and the groups of all
+        // containers alike, so exempting these would let the app's connections bypass the proxy.
         uid: container.security_context.run_as_user,
-        inbound_port: port(&inbound),
-        outbound_port: port(&outbound),
-        control_port: port(&control),
-        admin_port: port(&admin),
+        inbound_port: first_port(&inbound),
+        outbound_port: first_port(&outbound),
+        control_port: first_port(&control),
+        admin_port: first_port(&admin),
         is_ipv4_only: is_ipv4_only(&inbound) || is_ipv4_only(&outbound),
     }))
 }
 
-/// Returns the addresses in the first of these environment variables that the proxy has, e.g.
-/// `127.0.0.1:4140,[::1]:4140`. Empty if the variable is missing, or its value is not in the pod
-/// object or invalid. Of two entries with the same name, kubelet takes the last.
+/// Parses the first of the environment variables `names` that the container has, for example
+/// `127.0.0.1:4140,[::1]:4140`. Returns no address if the container has none of them, or if the
+/// value is invalid or not part of the pod object.
 fn listen_addresses(container: &Container, names: &[&str]) -> Vec<SocketAddr> {
     for name in names {
+        // The kubelet uses the last of several entries with the same name.
         if let Some(variable) = container.env.iter().rfind(|variable| variable.name == *name) {
             let addresses = variable.value.split(',').map(str::parse);
             return addresses.collect::<Result<_, _>>().unwrap_or_default();
@@ -86,11 +89,12 @@ fn listen_addresses(container: &Container, names: &[&str]) -> Vec<SocketAddr> {
     Vec::new()
 }
 
-fn port(addresses: &[SocketAddr]) -> Option<u16> {
+fn first_port(addresses: &[SocketAddr]) -> Option<u16> {
     addresses.first().map(SocketAddr::port).filter(|port| *port > 0)
 }
 
-/// Whether these addresses are known, and none accepts IPv6. `[::]` accepts both families.
+/// Returns true if the addresses are known and none of them accepts IPv6. `[::]` accepts both
+/// families.
 fn is_ipv4_only(addresses: &[SocketAddr]) -> bool {
     !addresses.is_empty() && addresses.iter().all(SocketAddr::is_ipv4)
 }
@@ -116,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_containers_decide_whether_a_pod_is_meshed_and_state_user_and_ports() {
+    fn containers_determine_whether_a_pod_is_meshed_and_its_proxy_settings() {
         for (name, row) in rows_of::<ProxyRow>(include_str!("tests.yaml"), "proxies") {
             let pod = pod(&row.spec);
             let skip_reason = row.decision.get("skip");

@@ -1,42 +1,46 @@
-//! What the status of a running pod says of its paths around the proxy. Pure.
+//! Reads from the status of a running pod what matters for its paths around the proxy. Pure.
 //!
-//! None of it is known when the pod starts, and it changes while the pod runs. So no rule depends
-//! on it.
+//! The redirect rules cannot depend on the status: it is unknown when the pod starts, and it
+//! changes while the pod runs.
 
 use serde_json::Value;
 
 use super::container_user::ContainerUser;
 use crate::kube::types::{ContainerStatus, LinuxUser, NETWORK_STATUS, Pod};
 
+/// The parts of a pod's status that matter for its paths around the proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
-    /// Whether the pod has an IPv6 address, also in a network of Multus.
+    /// Whether the pod has an IPv6 address in any of its networks, including those of Multus.
     pub has_ipv6: bool,
-    /// The users with which containers run, by the container's name.
+    /// Names of containers, and the users they run as.
     users: Vec<(String, LinuxUser)>,
 }
 
 impl Observed {
     pub fn read(pod: &Pod) -> Observed {
         let status = &pod.status;
-        let statuses = status.container_statuses.iter();
-        let statuses = statuses
+        let statuses = status
+            .container_statuses
+            .iter()
             .chain(&status.init_container_statuses)
             .chain(&status.ephemeral_container_statuses);
-        Observed { has_ipv6: has_ipv6_address(pod), users: statuses.filter_map(user).collect() }
+        let users = statuses.filter_map(reported_user).collect();
+        Observed { has_ipv6: has_ipv6_address(pod), users }
     }
 
-    /// Returns the container with its user, as far as the pod's object has it.
-    pub fn user_of(&self, container: &ContainerUser) -> ContainerUser {
+    /// Returns the container with the user that its status reports, unless its securityContext sets
+    /// the user.
+    pub fn with_reported_user(&self, container: &ContainerUser) -> ContainerUser {
         match self.users.iter().find(|(name, _)| *name == container.name) {
-            Some((_, user)) => container.or_reported(user),
+            Some((_, user)) => container.with_reported_user(user),
             None => container.clone(),
         }
     }
 }
 
-/// Returns name and user of a container, if its status has the user.
-fn user(status: &ContainerStatus) -> Option<(String, LinuxUser)> {
+/// Returns the name and user of a container. `None`: the status reports no user.
+fn reported_user(status: &ContainerStatus) -> Option<(String, LinuxUser)> {
     let user = status.user.linux;
     if user.uid.is_none() && user.gid.is_none() {
         return None;

@@ -1,4 +1,5 @@
-//! Decides which pods are skipped by name or by annotations, whatever their containers. Pure.
+//! Decides which pods the plugin skips because of their name or annotations, without looking at
+//! their containers. Pure.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,8 +8,8 @@ use crate::cni::args::PodRef;
 use crate::cni::object::Object;
 use crate::pod::reasons;
 
-/// Capability with which a runtime passes the pod's annotations to the plugin, if the plugin entry
-/// declares it (containerd since 1.5, CRI-O since 1.29).
+/// CNI capability through which a runtime passes the pod's annotations to the plugin, if the plugin
+/// entry declares it (containerd since 1.5, CRI-O since 1.29).
 const ANNOTATIONS_CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
 
 reasons! {
@@ -16,7 +17,7 @@ reasons! {
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "camelCase")]
     pub enum SkipReason {
-        /// `CNI_ARGS` name no pod, so the runtime does not act for Kubernetes.
+        /// `CNI_ARGS` contain no pod, so the caller is not Kubernetes.
         NoPod "no_pod" "skipped: no pod in CNI_ARGS"
         ExcludedNamespace "excluded_namespace" "skipped: excluded namespace"
         AgentPod "agent_pod" "skipped: agent pod"
@@ -29,19 +30,19 @@ reasons! {
     }
 }
 
-/// The settings of the plugin entry that skip pods by their names.
+/// The settings of the plugin entry that skip pods by namespace or name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFilter {
     /// Pods in these namespaces are never redirected.
     pub exclude_namespaces: Vec<String>,
-    /// Namespace of the agent's DaemonSet. Its pods are skipped: they install the credential that
-    /// an API request needs.
+    /// Namespace of the agent's DaemonSet. The agent's pods are skipped, because they install the
+    /// credential that an API request needs.
     pub agent_namespace: String,
     pub agent_daemonset: String,
 }
 
 impl PodFilter {
-    /// `None`: the pod may be meshed.
+    /// Returns why the pod is skipped by its namespace and name. `None`: the pod may be meshed.
     pub fn skip_reason(&self, pod: &PodRef) -> Option<SkipReason> {
         if self.exclude_namespaces.contains(&pod.namespace) {
             return Some(SkipReason::ExcludedNamespace);
@@ -52,9 +53,9 @@ impl PodFilter {
         None
     }
 
-    /// Whether the pod belongs to the agent's DaemonSet in `namespace`, by its name. The suffix
-    /// that a DaemonSet gives its pods has no dash. In the name of a pod of a Deployment
-    /// `linkerd-cni-web`, the part after `linkerd-cni-` has dashes.
+    /// Returns true if the name of the pod is one that the agent's DaemonSet in `namespace`
+    /// generates. A DaemonSet appends a dash and a suffix without a dash. A Deployment
+    /// `linkerd-cni-web` does not match, because the names of its pods contain more dashes.
     pub fn is_agent_pod(&self, pod: &PodRef, namespace: &str) -> bool {
         if pod.namespace != namespace {
             return false;
@@ -67,7 +68,8 @@ impl PodFilter {
     }
 }
 
-/// Returns why a pod is skipped if its containers stay unknown. `None`: the pod may be meshed.
+/// Returns why a pod with these annotations is skipped if its containers are unknown. `None`: the
+/// pod may be meshed.
 pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
     if has_proxy_annotation(annotations) {
         None
@@ -78,7 +80,7 @@ pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
     }
 }
 
-/// Returns the pod's annotations that the runtime passes in the network config, if it passes them.
+/// Returns the pod's annotations from the network config. `None`: the runtime does not pass them.
 pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
     let runtime: Object = serde_json::from_str(config.non_null("runtimeConfig")?.get()).ok()?;
     serde_json::from_str(runtime.non_null(ANNOTATIONS_CAPABILITY)?.get()).ok()
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_a_proxy_annotation_is_skipped() {
+    fn pods_without_a_proxy_annotation_are_skipped() {
         for (name, row) in rows_of::<AnnotationsRow>(TABLES, "annotations") {
             let text = json!({"runtimeConfig": {ANNOTATIONS_CAPABILITY: row.passed}}).to_string();
             let annotations = runtime_annotations(&serde_json::from_str(&text).unwrap());
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agents_pod_and_pods_of_excluded_namespaces_are_skipped_by_name() {
+    fn agent_pods_and_pods_in_excluded_namespaces_are_skipped_by_name() {
         for (row_name, row) in rows_of::<NamesRow>(TABLES, "names") {
             let agent = row.agent.as_deref().unwrap_or("cni/linkerd-cni");
             let (agent_namespace, agent_daemonset) = agent.split_once('/').unwrap();

@@ -36,8 +36,8 @@ impl PortRange {
         if self.first == self.last { 1 } else { 2 }
     }
 
-    /// Formats the range as annotations have it: `80`, `100-200`.
-    pub fn dashed(&self) -> String {
+    /// Formats the range as in annotations: `80`, `100-200`.
+    pub fn annotation_text(&self) -> String {
         self.to_string().replace(':', "-")
     }
 

@@ -1,5 +1,5 @@
-//! The paths on which traffic of a meshed pod bypasses its proxy, or may bypass it, each with a
-//! stable reason. Pure.
+//! Lists the paths on which traffic of a meshed pod bypasses or may bypass its proxy. Each path has
+//! a stable reason. Pure.
 
 use super::container_paths::{container_paths, independent_container_paths};
 use super::reason::Reason;
@@ -17,7 +17,7 @@ use crate::quote;
 use crate::redirect::Ipv6;
 use crate::redirect::ports::PortRange;
 
-/// Values of the chart that become keys of the plugin entry.
+/// Keys of the plugin entry, each with the chart value that sets it.
 const CHART_VALUES: [(&str, &str); 6] = [
     (INBOUND_KEY, "ignoreInboundPorts"),
     (OUTBOUND_KEY, "ignoreOutboundPorts"),
@@ -27,24 +27,27 @@ const CHART_VALUES: [(&str, &str); 6] = [
     (INNER_KEY, "innerInterfaces"),
 ];
 
-/// The lists of subnets, each with the reason of its path.
+/// Lists of subnets, each with the reason that its path has.
 const SUBNET_REASONS: [(SubnetList, Reason); SubnetList::ALL.len()] = [
     (SubnetList::Any, Reason::SkipInboundSubnets),
     (SubnetList::Inbound, Reason::SkipInboundSubnets),
     (SubnetList::Outbound, Reason::SkipOutboundSubnets),
 ];
-/// Linkerd's ports of the proxy's admin and control server.
+
+/// Linkerd's default port of the proxy's admin server.
 const DEFAULT_ADMIN_PORT: u16 = 4191;
+
+/// Linkerd's default port of the proxy's control server.
 const DEFAULT_CONTROL_PORT: u16 = 4190;
 
 /// A path on which traffic of a meshed pod bypasses its proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BypassPath {
     pub reason: Reason,
-    /// The containers, ports or subnets. May be empty.
+    /// The containers, ports, subnets or interfaces of the path. May be empty.
     pub detail: String,
-    /// What causes the path, unless the pod's spec does: `pod` or `namespace` and an annotation, or
-    /// `value` and a value of the chart.
+    /// The setting that causes the path: `pod` or `namespace` with an annotation, or `value` with a
+    /// chart value. `None`: the pod's spec causes the path.
     pub cause: Option<(&'static str, &'static str)>,
 }
 
@@ -58,26 +61,30 @@ impl BypassPath {
         BypassPath { cause: Some((kind, key)), ..self }
     }
 
-    /// `key`: the control plane's label, an annotation, or a key of the plugin entry.
-    fn caused_by_key(self, key: &'static str, known: &ObjectFacts) -> BypassPath {
-        if let Some((_, value)) = CHART_VALUES.iter().find(|(entry, _)| *entry == key) {
+    /// Sets the cause from `key`: a key of the plugin entry, an annotation, or the control plane's
+    /// label.
+    fn caused_by_key(self, key: &'static str, object_facts: &ObjectFacts) -> BypassPath {
+        if let Some((_, value)) = CHART_VALUES.iter().find(|(entry_key, _)| *entry_key == key) {
             return self.caused_by("value", value);
         }
-        if key == CONTROL_PLANE_LABEL || known.facts.annotations.contains_key(key) {
+        if key == CONTROL_PLANE_LABEL || object_facts.facts.annotations.contains_key(key) {
             return self.caused_by("pod", key);
         }
         self.caused_by("namespace", key)
     }
 }
 
-/// Returns the paths around the proxy of a meshed pod with this verdict: those that its object, its
-/// namespace and the plugin entry cause today, and those of which that is unknown. `facts`
-/// completes `known`. If ADD would fail today, the pod runs with earlier rules: the paths are those
-/// that need no rules, and an unknown one.
+/// Returns the paths around the proxy of a meshed pod with this verdict. They follow from the pod
+/// object, its namespace and the plugin entry as they are now, and include paths that only may
+/// exist. `facts` are the completed `object_facts`.
+///
+/// For [`Verdict::Failed`] and [`Verdict::Undecided`], the rules of the running pod are unknown.
+/// The result then has the paths that do not depend on the rules, and a path with
+/// [`Reason::Unknown`].
 pub fn bypass_paths(
     config: &Config,
     verdict: &Verdict,
-    known: &ObjectFacts,
+    object_facts: &ObjectFacts,
     facts: &PodFacts,
     observed: &Observed,
 ) -> Vec<BypassPath> {
@@ -91,20 +98,20 @@ pub fn bypass_paths(
         Verdict::Redirected(resolved)
         | Verdict::Refused(Refusal::SharedProxyUser { .. }, resolved) => {
             let mut paths = Vec::from_iter(ipv6_path(config, resolved, observed));
-            let names = container_paths(&resolved.redirect, known, observed);
+            let names = container_paths(&resolved.redirect, object_facts, observed);
             paths.extend(paths_of_containers(names));
             paths.extend(redirected_ports_path(resolved));
-            paths.extend(skip_list_paths(config, known, facts));
+            paths.extend(exemption_paths(config, object_facts, facts));
             paths
         }
         Verdict::Failed(error) => {
-            let mut paths = paths_of_containers(independent_container_paths(known));
-            paths.extend(skip_list_paths(config, known, facts));
+            let mut paths = paths_of_containers(independent_container_paths(object_facts));
+            paths.extend(exemption_paths(config, object_facts, facts));
             paths.push(unknown_path(&error.msg));
             paths
         }
         Verdict::Undecided(why) => {
-            let mut paths = paths_of_containers(independent_container_paths(known));
+            let mut paths = paths_of_containers(independent_container_paths(object_facts));
             paths.push(unknown_path(why));
             paths
         }
@@ -119,9 +126,9 @@ fn paths_of_containers(names_by_reason: Vec<(Reason, Vec<String>)>) -> Vec<Bypas
     paths
 }
 
-/// Returns the path of a pod of which it is unknown what the plugin does with it.
+/// Returns the path of a pod for which the plugin's verdict is unknown.
 pub fn unknown_path(why: &str) -> BypassPath {
-    // The text of an error is already cut.
+    // Error texts are already shortened.
     BypassPath { reason: Reason::Unknown, detail: quote::one_line(why), cause: None }
 }
 
@@ -144,9 +151,10 @@ fn skipped_path(reason: SkipReason) -> BypassPath {
     path
 }
 
-/// Returns the path of IPv6, if that is not redirected. Without an IPv6 address of its own, the pod
-/// has a link-local address wherever the node's kernel has IPv6 and the network does not disable
-/// it. With this address, it reaches pods on the same bridge.
+/// Returns the path over IPv6, or `None` if IPv6 is redirected.
+///
+/// A pod without an IPv6 address usually has a link-local address: the kernel assigns it unless the
+/// network disables IPv6. Through this address, the pod can reach other pods on the same bridge.
 fn ipv6_path(
     config: &Config,
     resolved: &ResolvedRedirect,
@@ -162,31 +170,36 @@ fn ipv6_path(
     })
 }
 
-/// Returns the path of the inbound ports that are not redirected, if only some are.
+/// Returns the path of the other inbound ports, if only some inbound ports are redirected.
 fn redirected_ports_path(resolved: &ResolvedRedirect) -> Option<BypassPath> {
     let ports = &resolved.redirect.ports_to_redirect;
     if ports.is_empty() {
         return None;
     }
-    let ports = dashed(ports.iter().map(|&port| port.into()));
+    let ports = range_texts(ports.iter().map(|&port| port.into()));
     let path = BypassPath::new(Reason::PortsToRedirect, ports.join(", "));
     Some(path.caused_by("value", "portsToRedirect"))
 }
 
-/// Returns one path around the proxy for each list that is not empty. Inbound ranges that have
-/// only the proxy's own control and admin ports are left out, and invalid elements.
-fn skip_list_paths(config: &Config, known: &ObjectFacts, facts: &PodFacts) -> Vec<BypassPath> {
-    let servers = proxy_servers(facts);
+/// Returns one path for each nonempty list of ports, subnets or interfaces that are exempt from the
+/// redirect. Leaves out invalid elements, and inbound ranges that contain only the proxy's own
+/// control and admin ports.
+fn exemption_paths(
+    config: &Config,
+    object_facts: &ObjectFacts,
+    facts: &PodFacts,
+) -> Vec<BypassPath> {
+    let server_ports = proxy_server_ports(facts);
     // Reason, elements and key of each list.
     let mut lists: Vec<(Reason, Vec<String>, &'static str)> = Vec::new();
     for list in config.inbound_ports(facts) {
         let ranges = list.ports().flatten();
-        let ranges = ranges.filter(|range| !has_only_ports_of(range, &servers));
-        lists.push((Reason::SkipInboundPorts, dashed(ranges), list.key));
+        let app_ranges = ranges.filter(|range| !contains_only(range, &server_ports));
+        lists.push((Reason::SkipInboundPorts, range_texts(app_ranges), list.key));
     }
     let list = config.outbound_ports(facts);
-    lists.push((Reason::SkipOutboundPorts, dashed(list.ports().flatten()), list.key));
-    let api_ports = dashed(facts.api_ports.iter().copied());
+    lists.push((Reason::SkipOutboundPorts, range_texts(list.ports().flatten()), list.key));
+    let api_ports = range_texts(facts.api_ports.iter().copied());
     lists.push((Reason::SkipOutboundPorts, api_ports, CONTROL_PLANE_LABEL));
     for (list, reason) in SUBNET_REASONS {
         let (key, subnets) = config.valid_subnets(facts, list);
@@ -199,14 +212,16 @@ fn skip_list_paths(config: &Config, known: &ObjectFacts, facts: &PodFacts) -> Ve
     let mut paths = Vec::new();
     for (reason, elements, key) in lists {
         if !elements.is_empty() {
-            paths.push(BypassPath::new(reason, elements.join(", ")).caused_by_key(key, known));
+            let path = BypassPath::new(reason, elements.join(", "));
+            paths.push(path.caused_by_key(key, object_facts));
         }
     }
     paths
 }
 
-/// Returns the ports of the proxy's admin and control server, which are no path to the app.
-fn proxy_servers(facts: &PodFacts) -> [u16; 2] {
+/// Returns the ports of the proxy's admin and control servers. Connections to them do not reach the
+/// app.
+fn proxy_server_ports(facts: &PodFacts) -> [u16; 2] {
     let Proxy { admin_port, control_port, .. } = facts.proxy;
     [
         server_port(facts, admin_port, annotation::ADMIN_PORT, DEFAULT_ADMIN_PORT),
@@ -214,19 +229,26 @@ fn proxy_servers(facts: &PodFacts) -> [u16; 2] {
     ]
 }
 
-/// Returns the port that the proxy container states, or else the annotated one, or the default.
-fn server_port(facts: &PodFacts, stated: Option<u16>, annotation: &str, default: u16) -> u16 {
-    if let Some(port) = stated {
+/// Returns the port that the proxy container sets. Falls back to the annotation, then to the
+/// default.
+fn server_port(
+    facts: &PodFacts,
+    container_port: Option<u16>,
+    annotation: &str,
+    default: u16,
+) -> u16 {
+    if let Some(port) = container_port {
         return port;
     }
-    let annotated = facts.annotations.get(annotation).and_then(|text| text.parse().ok());
-    annotated.unwrap_or(default)
+    let annotated_port = facts.annotations.get(annotation).and_then(|text| text.parse().ok());
+    annotated_port.unwrap_or(default)
 }
 
-fn has_only_ports_of(range: &PortRange, ports: &[u16]) -> bool {
+/// Returns true if every port of the range is one of `ports`.
+fn contains_only(range: &PortRange, ports: &[u16]) -> bool {
     (range.first..=range.last).all(|port| ports.contains(&port))
 }
 
-fn dashed(ranges: impl Iterator<Item = PortRange>) -> Vec<String> {
-    ranges.map(|range| range.dashed()).collect()
+fn range_texts(ranges: impl Iterator<Item = PortRange>) -> Vec<String> {
+    ranges.map(|range| range.annotation_text()).collect()
 }

@@ -1,14 +1,14 @@
-//! The paths around the proxy that a pod's containers have, by their user and their capabilities.
+//! Finds the containers that bypass or may bypass the proxy through their user or capabilities.
 //! Pure.
 
 use super::reason::Reason;
-use crate::pod::container_user::{ContainerUser, ProxyUserWay};
+use crate::pod::container_user::{ContainerUser, ProxyUserAccess};
 use crate::pod::exposure::Exposure;
 use crate::pod::facts::ObjectFacts;
 use crate::pod::observed::Observed;
 use crate::redirect::Redirect;
 
-/// Names of containers by the reason of their path.
+/// Names of containers, grouped by the reason of their path.
 #[derive(Debug, Default)]
 struct NamesByReason(Vec<(Reason, Vec<String>)>);
 
@@ -20,65 +20,65 @@ impl NamesByReason {
         }
     }
 
-    /// Returns the names in the order of the reasons.
+    /// Returns the groups in the order of [`Reason`]'s variants.
     fn sorted(mut self) -> Vec<(Reason, Vec<String>)> {
         self.0.sort_by_key(|(reason, _)| *reason as usize);
         self.0
     }
 }
 
-/// Returns the containers that may use the proxy's user, by the reason: those whose connections
-/// bypass the proxy, and those of which that cannot be excluded.
+/// Returns the names of the containers that run or may run as the proxy's user, grouped by reason.
 pub fn possible_proxy_users(
     containers: &[ContainerUser],
     redirect: &Redirect,
 ) -> Vec<(Reason, Vec<String>)> {
     let mut names = NamesByReason::default();
     for container in containers {
-        for way in container.proxy_user_ways(redirect) {
-            names.add(way_reason(way, Reason::ProxyUser), &container.name);
+        for access in container.proxy_user_access(redirect) {
+            names.add(access_reason(access, Reason::ProxyUser), &container.name);
         }
     }
     names.sorted()
 }
 
-/// Returns the paths of all containers of a pod that is redirected as `redirect` says: the names of
-/// the containers by the reason.
+/// Returns the names of the containers of a redirected pod that bypass or may bypass the proxy,
+/// grouped by reason.
 pub fn container_paths(
     redirect: &Redirect,
-    known: &ObjectFacts,
+    object_facts: &ObjectFacts,
     observed: &Observed,
 ) -> Vec<(Reason, Vec<String>)> {
     let mut names = NamesByReason::default();
-    for (containers, same_user) in [
-        (&known.facts.app_containers, Reason::ProxyUser),
-        (&known.exposure.init_containers, Reason::InitProxyUser),
+    for (containers, same_id_reason) in [
+        (&object_facts.facts.app_containers, Reason::ProxyUser),
+        (&object_facts.exposure.init_containers, Reason::InitProxyUser),
     ] {
         for container in containers {
-            let container = observed.user_of(container);
-            let ways = container.proxy_user_ways(redirect);
-            for way in &ways {
-                names.add(way_reason(*way, same_user), &container.name);
+            let container = observed.with_reported_user(container);
+            let accesses = container.proxy_user_access(redirect);
+            for access in &accesses {
+                names.add(access_reason(*access, same_id_reason), &container.name);
             }
-            if container.is_root_with_net_raw() && !ways.contains(&ProxyUserWay::Root) {
+            if container.is_root_with_net_raw() && !accesses.contains(&ProxyUserAccess::Root) {
                 names.add(Reason::RootContainer, &container.name);
             }
         }
     }
-    add_capabilities(&mut names, &known.exposure);
+    add_capabilities(&mut names, &object_facts.exposure);
     names.sorted()
 }
 
-/// Returns the paths of all containers that depend on no redirect: the names by the reason.
-pub fn independent_container_paths(known: &ObjectFacts) -> Vec<(Reason, Vec<String>)> {
+/// Returns the names of the containers that may bypass the proxy whatever the pod's redirect is,
+/// grouped by reason.
+pub fn independent_container_paths(object_facts: &ObjectFacts) -> Vec<(Reason, Vec<String>)> {
     let mut names = NamesByReason::default();
-    let containers = known.facts.app_containers.iter();
-    for container in containers.chain(&known.exposure.init_containers) {
+    let containers = object_facts.facts.app_containers.iter();
+    for container in containers.chain(&object_facts.exposure.init_containers) {
         if container.may_escalate() {
             names.add(Reason::SetUserId, &container.name);
         }
     }
-    add_capabilities(&mut names, &known.exposure);
+    add_capabilities(&mut names, &object_facts.exposure);
     names.sorted()
 }
 
@@ -95,12 +95,13 @@ fn add_capabilities(names: &mut NamesByReason, exposure: &Exposure) {
     }
 }
 
-/// `same_user`: the reason of a container that has the proxy's user.
-fn way_reason(way: ProxyUserWay, same_user: Reason) -> Reason {
-    match way {
-        ProxyUserWay::Same => same_user,
-        ProxyUserWay::Image => Reason::ImageUser,
-        ProxyUserWay::SetUserIdFile => Reason::SetUserId,
-        ProxyUserWay::Root => Reason::RootContainer,
+/// Returns the reason of a container with this access. `same_id_reason` applies to a container that
+/// starts with the proxy's UID or GID.
+fn access_reason(access: ProxyUserAccess, same_id_reason: Reason) -> Reason {
+    match access {
+        ProxyUserAccess::SameId => same_id_reason,
+        ProxyUserAccess::ImageUser => Reason::ImageUser,
+        ProxyUserAccess::SetUserIdFile => Reason::SetUserId,
+        ProxyUserAccess::Root => Reason::RootContainer,
     }
 }

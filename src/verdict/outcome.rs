@@ -1,8 +1,8 @@
-//! The three values of every verdict of a report: right, wrong, or unknown with its reason. Text,
-//! JSON and exit code of `linkerd cni` have the same value. Pure.
+//! The outcome of a report: right, wrong or unknown. Text, JSON and exit code of `linkerd cni`
+//! derive from it. Pure.
 
-/// What a report says of its subject. Of several outcomes the greatest counts: wrong outweighs
-/// unknown, and only what is known to be right is right.
+/// What a report says about its subject. The variants are in ascending order of severity: wrong
+/// outweighs unknown, and unknown outweighs right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     Right,
@@ -11,12 +11,12 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns the outcome of several subjects. Right if there are none.
+    /// Returns the most severe of several outcomes. Right if there are none.
     pub fn worst(outcomes: impl IntoIterator<Item = Outcome>) -> Outcome {
         outcomes.into_iter().max().unwrap_or(Outcome::Right)
     }
 
-    /// One word, for JSON and tables.
+    /// Returns the label for JSON and tables.
     pub fn label(self) -> &'static str {
         match self {
             Outcome::Right => "right",

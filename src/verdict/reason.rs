@@ -1,11 +1,12 @@
-//! Why traffic of a meshed pod bypasses its proxy, or may bypass it. Docs, `linkerd cni`, the
-//! plugin's errors and the agent's metric take reasons and their meaning from here. Pure.
+//! The reasons why traffic of a meshed pod bypasses or may bypass its proxy. Pure.
+//!
+//! The docs, `linkerd cni`, the plugin's errors and the agent's metric all use these reasons.
 
 use super::outcome::Outcome;
 use crate::pod::reasons;
 
 reasons! {
-    /// Why traffic of a meshed pod bypasses the proxy. The text says which traffic.
+    /// Why traffic of a meshed pod bypasses or may bypass the proxy. The text says which traffic.
     pub enum Reason {
         HostNetwork "host-network"
             "Everything: the pod uses the node's network namespace"
@@ -68,7 +69,8 @@ reasons! {
 }
 
 impl Reason {
-    /// Whether there is such a path, or whether that is unknown.
+    /// Returns [`Outcome::Wrong`] for a path that exists, and [`Outcome::Unknown`] for one that may
+    /// exist.
     pub fn outcome(self) -> Outcome {
         match self {
             Reason::RulesUnknown | Reason::Ipv6LinkLocal | Reason::ImageUser | Reason::Unknown => {
@@ -102,9 +104,9 @@ impl Reason {
 mod tests {
     use super::*;
 
-    /// Readers of the metric and of the table of docs/cli.md tell unknown paths by this word.
+    /// Readers of the metric and of the table in docs/cli.md recognize unknown paths by this word.
     #[test]
-    fn the_text_of_an_unknown_path_begins_with_unknown() {
+    fn text_of_an_unknown_path_starts_with_unknown() {
         for reason in Reason::ALL {
             let is_unknown = reason.outcome() == Outcome::Unknown;
             assert_eq!(reason.text().starts_with("Unknown: "), is_unknown, "{}", reason.label());

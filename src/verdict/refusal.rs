@@ -11,28 +11,28 @@ use crate::pod::facts::PodFacts;
 /// `sandboxed-runtime-classes`. [gVisor](https://gvisor.dev/docs/architecture_guide/networking/)
 /// and
 /// [Kata](https://github.com/kata-containers/kata-containers/blob/main/docs/design/architecture/networking.md)
-/// document these names, or names that begin with one and a dash, such as `kata-qemu`. Both take
-/// the packets from the pod's interface before the kernel applies the rules.
+/// document these names and names with a suffix after a dash, such as `kata-qemu`. Both take the
+/// packets from the pod's interface before the kernel applies the rules.
 const SANDBOXED_CLASSES: [&str; 3] = ["gvisor", "kata", "runsc"];
-/// Number of containers that an error names for one reason.
+
+/// Maximum number of containers that an error names for one reason.
 const MAX_NAMED_CONTAINERS: usize = 5;
 
-/// Why ADD refuses a pod. Only ADD may: a running pod keeps its rules.
+/// Why ADD refuses a pod. Only ADD refuses pods: a running pod keeps its rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The sandboxes of this RuntimeClass ignore redirect rules.
     Sandbox { runtime_class: String },
-    /// The plugin entry has `strict-proxy-user`, and containers run as the proxy's user, or nothing
-    /// proves that they cannot.
+    /// The plugin entry has `strict-proxy-user`, and containers run or may run as the proxy's user.
     SharedProxyUser {
-        /// Names of the containers by the reason of their path around the proxy.
+        /// Names of the containers, grouped by the reason of their path around the proxy.
         containers: Vec<(Reason, Vec<String>)>,
         proxy_uid: Option<u32>,
         proxy_gid: Option<u32>,
     },
 }
 
-/// Returns why ADD refuses a pod with these facts and this redirect.
+/// Returns why ADD refuses a pod with these facts and this redirect. `None`: ADD accepts the pod.
 pub fn find_refusal(
     config: &Config,
     facts: &PodFacts,
@@ -57,14 +57,14 @@ pub fn find_refusal(
 
 fn is_sandboxed(config: &Config, runtime_class: &str) -> bool {
     match &config.sandboxed_classes {
-        Some(classes) => classes.iter().any(|class| is_same_class(runtime_class, class)),
-        None => SANDBOXED_CLASSES.iter().any(|class| is_same_class(runtime_class, class)),
+        Some(classes) => classes.iter().any(|class| matches_class(runtime_class, class)),
+        None => SANDBOXED_CLASSES.iter().any(|class| matches_class(runtime_class, class)),
     }
 }
 
-/// Whether the RuntimeClass has the name `class`, or begins with that name and a dash. An empty
-/// `class` matches no RuntimeClass.
-fn is_same_class(runtime_class: &str, class: &str) -> bool {
+/// Returns true if the RuntimeClass is named `class`, or `class` followed by a dash and a suffix.
+/// An empty `class` matches no RuntimeClass.
+fn matches_class(runtime_class: &str, class: &str) -> bool {
     match runtime_class.strip_prefix(class) {
         Some(rest) => !class.is_empty() && (rest.is_empty() || rest.starts_with('-')),
         None => false,
@@ -91,8 +91,8 @@ fn sandbox_error(runtime_class: &str) -> Error {
     Error::new(Failure::SandboxedPod, problem)
 }
 
-/// Returns the error about containers that run as the proxy's user, or may. Names them by the
-/// reasons of `linkerd cni bypass`.
+/// Returns the error for containers that run or may run as the proxy's user. Lists them under the
+/// same reasons as `linkerd cni bypass`.
 fn shared_user_error(
     containers: &[(Reason, Vec<String>)],
     proxy_uid: Option<u32>,

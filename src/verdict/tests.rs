@@ -41,7 +41,7 @@ impl ClusterLookup for NoAnnotations {
     }
 }
 
-/// A row of `tests.yaml`, with the pod and the plugin entry that it describes.
+/// A row of `tests.yaml`, applied to a meshed pod and to the plugin entry.
 struct Row {
     name: String,
     /// The pod object. Its validator fails, so that the repair controller finds the pod.
@@ -52,7 +52,7 @@ struct Row {
     bypass_reason: Option<String>,
 }
 
-/// A row of `tests.yaml` as it is written: changes of a meshed pod and of the plugin entry.
+/// A row of `tests.yaml` as written: changes to a meshed pod and to the plugin entry.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Changes {
@@ -136,12 +136,12 @@ impl Row {
         matches!(object_facts(self.pod()), Ok(Decision::Redirect(_)))
     }
 
-    /// The name of the failure with which ADD fails by the expected verdict.
+    /// Name of the failure in the expected verdict.
     fn failure(&self) -> Option<&str> {
         self.verdict.get("failed").or(self.verdict.get("refused"))?.as_str()
     }
 
-    /// The text of the reason for which the plugin skips the pod by the expected verdict.
+    /// Text of the skip reason in the expected verdict.
     fn skip_text(&self) -> Option<&'static str> {
         let reason = self.verdict.get("skipped")?.clone();
         Some(serde_json::from_value::<SkipReason>(reason).unwrap().text())
@@ -160,7 +160,7 @@ fn as_json(verdict: &Verdict) -> Value {
 }
 
 #[test]
-fn host_network_name_containers_and_redirect_decide_in_this_order() {
+fn verdict_depends_on_host_network_then_name_then_containers_then_redirect() {
     for row in rows() {
         let (pod, config) = (row.pod_ref(), row.config());
         let facts = read_facts(row.pod(), &pod, &mut NoAnnotations).unwrap();
@@ -184,7 +184,7 @@ fn only_excluded_namespaces_and_agent_pods_are_decided_by_name() {
     }
 }
 
-/// ADD reaches the netns, which does not exist, only for a redirected pod.
+/// The netns does not exist, so ADD fails for a redirected pod when it opens the netns.
 #[test]
 fn add_follows_the_verdict() {
     for row in rows() {
@@ -210,8 +210,8 @@ fn add_follows_the_verdict() {
     }
 }
 
-/// CHECK reaches the netns, which does not exist, for each redirected pod. A pod that ADD refuses
-/// today may run with rules, so CHECK reaches its netns too.
+/// The netns does not exist, so CHECK fails for a redirected pod when it opens the netns. CHECK
+/// also opens the netns of a pod that ADD refuses now, because the pod may run with earlier rules.
 #[test]
 fn check_follows_the_verdict() {
     for row in rows() {
@@ -294,7 +294,7 @@ fn explain_and_bypass_report_the_verdict() {
     }
 }
 
-/// Whether a reported pod has a path with this reason.
+/// Returns true if a reported pod has a path with this reason.
 fn has_reason(reported: &Value, reason: &str) -> bool {
     let mut paths = reported["bypasses"].as_array().into_iter().flatten();
     paths.any(|path| path["reason"] == reason)
@@ -306,7 +306,7 @@ struct Flags {
     settings: Settings,
 }
 
-/// The inspection looks for a netns, which does not exist, only for a pod that is not skipped.
+/// The netns does not exist, so the inspection of a pod fails unless the pod is skipped.
 #[test]
 fn repair_controller_ignores_exactly_the_pods_that_the_plugin_skips() {
     for row in rows() {

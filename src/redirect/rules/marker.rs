@@ -81,7 +81,7 @@ fn family_digits(families: &[Family]) -> String {
 }
 
 fn range_texts(ranges: &[PortRange]) -> Vec<String> {
-    ranges.iter().map(PortRange::dashed).collect()
+    ranges.iter().map(PortRange::annotation_text).collect()
 }
 
 fn subnet_texts(subnets: &[Subnet]) -> Vec<String> {
