@@ -1,5 +1,5 @@
-//! Reads the plugin entry, and computes the redirect of one pod from the entry, the annotations of
-//! the pod and its namespace, and the proxy container. Pure.
+//! Reads the plugin entry. Computes a pod's redirect from the entry, the annotations of the pod and
+//! its namespace, and the proxy container. Pure.
 
 pub mod api_budget;
 pub mod ignored_ports;
@@ -21,24 +21,25 @@ use ignored_ports::Ignored;
 use resolve::SubnetList;
 use section::Section;
 
-/// Namespace and DaemonSet of the agent if the plugin entry does not name them.
+/// Default name of the agent's namespace and of its DaemonSet.
 const DEFAULT_AGENT_NAME: &str = "linkerd-cni";
 
-/// A pod's redirect, and what its author may not expect.
+/// A pod's redirect, and what the pod's author should know about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolvedRedirect {
     pub redirect: Redirect,
-    /// [`Config::ipv6`], and [`Ipv6::No`] for `auto` if the proxy listens on IPv4 only: connections
-    /// over IPv6 would be refused.
+    /// [`Config::ipv6`], except that `auto` becomes [`Ipv6::No`] if the proxy listens on IPv4 only:
+    /// redirected connections over IPv6 would be refused.
     pub ipv6: Ipv6,
+    /// Invalid elements that are ignored.
     pub ignored: Vec<Ignored>,
-    /// Names of init containers that start before the proxy and whose connections are redirected.
+    /// Names of init containers that run before the proxy and whose connections are redirected.
     pub blocked_init_containers: Vec<String>,
-    /// Names of containers whose connections bypass the proxy, as they run as the proxy's user.
+    /// Names of containers whose connections bypass the proxy because they run as the proxy's user.
     pub exempt_containers: Vec<String>,
 }
 
-/// The plugin entry, as far as the plugin uses it. Unknown keys are ignored.
+/// The members of the plugin entry that the plugin uses. Other members are ignored.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Config {
     pub log_level: String,
@@ -46,19 +47,19 @@ pub struct Config {
     pub backends: &'static [Backend],
     pub ipv6: Ipv6,
     pub filter: PodFilter,
-    /// Time that one ADD or CHECK may spend on API requests. The chart does not set the key
-    /// (`api-retry-seconds`): tests shorten the time with it.
+    /// Time limit for the API requests of one ADD or CHECK. The chart does not set its key
+    /// (`api-retry-seconds`), which tests use to shorten the time.
     pub api_budget: Duration,
-    /// Whether an invalid element of a list of ports or interfaces fails the pod. Upstream drops an
-    /// invalid port.
+    /// Whether an invalid port or interface fails the pod. Otherwise it is ignored, as upstream
+    /// does with ports.
     pub strict_annotations: bool,
     /// Whether a container that runs as the proxy's user fails the pod.
     pub strict_proxy_user: bool,
     /// Names of RuntimeClasses whose sandboxes ignore redirect rules. `None`: the built-in names.
     pub sandboxed_classes: Option<Vec<String>>,
-    /// The first invalid value.
+    /// The error for the first invalid value.
     pub problem: Option<Error>,
-    // Settings on which the redirect depends. Numbers are not yet checked against their range.
+    // Settings that the redirect depends on. The ranges of numbers are not checked yet.
     incoming_proxy_port: i64,
     outgoing_proxy_port: i64,
     proxy_uid: i64,
@@ -66,13 +67,14 @@ pub struct Config {
     ports_to_redirect: Vec<String>,
     inbound_ports_to_ignore: Vec<String>,
     outbound_ports_to_ignore: Vec<String>,
-    /// The texts of each list of subnets, in the order of [`SubnetList::ALL`].
+    /// The elements of each list of subnets, in the order of [`SubnetList::ALL`].
     subnets_to_ignore: [Vec<String>; SubnetList::ALL.len()],
     inner_interfaces: Vec<String>,
 }
 
 impl Config {
-    /// Returns the CNI net dir, in which the agent writes the kubeconfig.
+    /// Returns the CNI net dir, which is the directory of the kubeconfig. `None`: the kubeconfig
+    /// has no absolute path.
     pub fn net_dir(&self) -> Option<&Path> {
         self.kubeconfig.parent().filter(|dir| dir.is_absolute())
     }
@@ -86,14 +88,14 @@ impl Config {
         }
     }
 
-    /// Reads the plugin entry and takes invalid values as missing. [`Config::resolve`] fails
-    /// with the first of them, so only meshed pods fail.
+    /// Reads the plugin entry. Treats invalid values as missing, and keeps the error for the first
+    /// one. [`Config::resolve`] fails with this error, so that only meshed pods fail.
     pub fn read_leniently(config: &Object) -> Self {
         let mut kubernetes = Section::read_object("kubernetes", config);
         let kubeconfig = kubernetes.read("kubeconfig", "a path", section::string);
         let mut linkerd = Section::read_object("linkerd", config);
-        // With true, upstream's plugin logs the rules and installs none: a meshed pod starts bare.
-        // Upstream has no chart value for the key. Its chart renders false
+        // If this is true, upstream's plugin only logs the rules, and meshed pods start without
+        // them. Upstream has no chart value for the key. Its chart renders false
         // (`templates/cni-plugin.yaml`), as do the manifests of its plugin's integration tests.
         linkerd.reject_unless_false("simulate", "meshed pods would start without redirect rules");
         let modes = "one of auto, native, nft, legacy and plain";

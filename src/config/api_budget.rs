@@ -1,19 +1,19 @@
-//! How long one call of the plugin may spend on API requests, retries included.
+//! Time limits for the API requests of one plugin call, including retries.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-/// Time for an ADD that needs the API server, unless the plugin entry sets another. Runtimes allow
-/// minutes for an ADD and retry a failed one.
+/// Default limit for an ADD that needs the API server. Runtimes allow minutes for an ADD, and retry
+/// a failed one.
 pub const DEFAULT: Duration = Duration::from_secs(10);
 
-/// Longest time for an ADD if the annotations can decide without the API server, and for CHECK,
-/// which succeeds without the API server. The time allows one retry. It is short, so that the pods
-/// of a node start, or are checked, without a long wait while the API server is down.
+/// Limit for calls that can do without the API server: every CHECK, and an ADD that the pod's
+/// annotations can decide. Leaves time for one retry. While the API server is down, a longer limit
+/// would delay every such call on the node.
 pub const SHORT: Duration = Duration::from_secs(2);
 
-/// Returns the time of a whole number from 1 to 60, in seconds. `None` for any other value.
+/// Parses a whole number of seconds from 1 to 60. `None`: the value is invalid.
 pub fn parse(value: &Value) -> Option<Duration> {
     match value.as_u64() {
         Some(seconds @ 1..=60) => Some(Duration::from_secs(seconds)),

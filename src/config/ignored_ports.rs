@@ -1,5 +1,7 @@
-//! Elements of a pod's lists of ports and interfaces that have no effect. [`Config::resolve`](super::Config::resolve)
-//! drops them, or fails the pod if the plugin entry says so.
+//! Invalid elements of a pod's lists of ports and interfaces.
+//!
+//! [`Config::resolve`](super::Config::resolve) ignores and reports them, unless the plugin entry
+//! has `strict-annotations`: then it fails the pod.
 
 use std::fmt;
 
@@ -13,7 +15,7 @@ pub const OUTBOUND_KEY: &str = "outbound-ports-to-ignore";
 pub const INBOUND_KEY: &str = "inbound-ports-to-ignore";
 pub const INNER_KEY: &str = "inner-interfaces";
 
-/// The keys of the plugin entry whose invalid elements are ignored.
+/// Keys of the plugin entry whose invalid elements are ignored.
 const KEYS: [&str; 3] = [OUTBOUND_KEY, INBOUND_KEY, INNER_KEY];
 
 /// Returns the annotations and the keys of the plugin entry whose invalid elements are ignored.
@@ -25,25 +27,27 @@ pub fn sources() -> impl Iterator<Item = &'static str> {
     annotations.map(|row| row.key).chain(KEYS)
 }
 
-/// Number of elements that logs and Events name. A list may have hundreds of thousands of invalid
-/// ones.
+/// Maximum number of elements that logs and Events name. A list may contain hundreds of thousands
+/// of invalid elements.
 const MAX_NAMED_ELEMENTS: usize = 10;
 
-/// Grammar of an annotation that holds one port, for error messages.
+/// Describes valid values of an annotation that holds one port, for error messages.
 pub(super) const PORT_GRAMMAR: &str = "a port from 1 to 65535";
 
+/// The invalid elements of one list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Ignored {
-    /// One of [`sources`].
+    /// The annotation or the key of the plugin entry, one of [`sources`].
     pub source: &'static str,
-    /// The first elements, each cut.
+    /// The first elements, each shortened.
     pub elements: Vec<String>,
-    /// Number of other elements.
+    /// Number of further elements.
     pub more: usize,
 }
 
 impl Ignored {
-    /// Adds an element, cut, or counts the element if the list is full.
+    /// Adds an element in a shortened form. If there are already [`MAX_NAMED_ELEMENTS`], only
+    /// counts the element.
     pub(super) fn add(&mut self, element: &str) {
         if self.elements.len() < MAX_NAMED_ELEMENTS {
             self.elements.push(quote::cut(element));
@@ -52,7 +56,7 @@ impl Ignored {
         }
     }
 
-    /// Whether the list is an annotation, not a key of the plugin entry.
+    /// Returns true if the list comes from an annotation, not from the plugin entry.
     pub fn is_annotated(&self) -> bool {
         !KEYS.contains(&self.source)
     }
@@ -80,16 +84,18 @@ impl fmt::Display for Ignored {
     }
 }
 
-/// Shortens lists for logs and Events: [`MAX_NAMED_ELEMENTS`] elements over all lists, each cut.
+/// Shortens lists for logs and Events to [`MAX_NAMED_ELEMENTS`] elements in total.
 pub fn cut(lists: Vec<Ignored>) -> Vec<Ignored> {
     cut_to(lists, MAX_NAMED_ELEMENTS)
 }
 
-/// Keeps the first `room` elements over all lists, each cut, and counts the others.
-pub fn cut_to(mut lists: Vec<Ignored>, mut room: usize) -> Vec<Ignored> {
+/// Keeps the first `limit` elements of all lists together, and counts the others. Shortens each
+/// element that it keeps.
+pub fn cut_to(mut lists: Vec<Ignored>, limit: usize) -> Vec<Ignored> {
+    let mut remaining = limit;
     for list in &mut lists {
-        let kept = list.elements.len().min(room);
-        room -= kept;
+        let kept = list.elements.len().min(remaining);
+        remaining -= kept;
         list.more = list.more.saturating_add(list.elements.len() - kept);
         list.elements.truncate(kept);
         for text in &mut list.elements {

@@ -1,4 +1,4 @@
-//! The user of the proxy, whose own connections the rules exempt. Pure.
+//! Determines the proxy's UID and GID, whose connections the rules exempt. Pure.
 
 use super::Config;
 use super::section::config_error;
@@ -12,10 +12,10 @@ use crate::pod::mesh::PROXY;
 const LARGEST_ID: i64 = u32::MAX as i64 - 1;
 
 impl Config {
-    /// Returns UID and GID of the proxy. Fails if neither is above 0.
+    /// Returns the proxy's UID and GID. Fails if neither is above 0.
     ///
-    /// The UID is that of the proxy container if it states one. As in upstream, its GID is ignored:
-    /// policies set one group on all containers.
+    /// The UID of the proxy container takes precedence. The container's GID is ignored, as in
+    /// upstream, because policies set one group on all containers.
     pub(super) fn proxy_user(&self, pod: &PodFacts) -> Result<[Option<u32>; 2], Error> {
         let uid = match pod.proxy.uid {
             Some(uid) => uid,
@@ -29,8 +29,9 @@ impl Config {
     }
 }
 
-/// Returns the ID in the annotation, or else the `default` that the plugin entry has as `key`. As
-/// upstream's `strconv.Atoi`, rejects an annotation that is no number or has blanks.
+/// Returns the ID in the annotation, or else `default`, the value of `key` in the plugin entry.
+/// Rejects an annotation that is not a number or contains blanks, like `strconv.Atoi`, which
+/// upstream uses.
 fn annotated_id(pod: &PodFacts, annotation: &str, key: &str, default: i64) -> Result<i64, Error> {
     match pod.annotations.get(annotation) {
         Some(text) => match text.parse() {
@@ -46,13 +47,13 @@ fn expected_id() -> String {
     format!("expected a whole number up to {LARGEST_ID}, such as 2102")
 }
 
-/// Returns the ID that a rule can exempt. As in upstream, there is no rule for an ID of 0 or below.
+/// Returns the ID if a rule can exempt it. As in upstream, IDs of 0 and below have no rule.
 fn usable_id(id: i64) -> Option<u32> {
     u32::try_from(id).ok().filter(|id| *id > 0)
 }
 
-/// Returns the error for a proxy whose own connections would be redirected. It names the value that
-/// wins: the container's, then the annotation, then the plugin entry.
+/// Returns the error for a proxy whose own connections would be redirected. Names the value that
+/// takes precedence: that of the container, the annotation or the plugin entry.
 fn no_user_error(pod: &PodFacts) -> Error {
     if let Some(uid) = pod.proxy.uid {
         return Error::new(

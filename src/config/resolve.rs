@@ -1,8 +1,8 @@
-//! Checks plugin entry, annotations and proxy container, and combines them into a [`Redirect`].
+//! Combines the plugin entry, the annotations and the proxy container into a [`Redirect`].
 //!
-//! Upstream drops an invalid element of a port list, logs that on the node, and starts the pod. So
-//! does this module, also in the list of interfaces, and it returns the element, so that the pod's
-//! owner gets an Event. With `strict-annotations`, the first invalid element is an error.
+//! Upstream drops an invalid element of a port list, logs it on the node, and starts the pod. This
+//! module does the same for ports and interfaces. It also returns the invalid elements, so that the
+//! pod gets an Event about them. With `strict-annotations`, the first invalid element is an error.
 
 use super::ignored_ports::{INBOUND_KEY, INNER_KEY, Ignored, OUTBOUND_KEY, PORT_GRAMMAR};
 use super::section::config_error;
@@ -19,7 +19,7 @@ use crate::redirect::{Ipv6, Redirect, Subnet};
 /// A list of subnets that are not redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubnetList {
-    /// Sources of inbound connections, under the name that upstream has for them.
+    /// Sources of inbound connections, from upstream's setting.
     Any,
     /// Sources of inbound connections.
     Inbound,
@@ -28,9 +28,10 @@ pub enum SubnetList {
 }
 
 impl SubnetList {
-    /// All lists. The position of a list is its discriminant.
+    /// All lists, each at the index of its discriminant.
     pub const ALL: [SubnetList; 3] = [SubnetList::Any, SubnetList::Inbound, SubnetList::Outbound];
 
+    /// Returns the annotation that contains the list.
     pub const fn annotation(self) -> &'static str {
         match self {
             SubnetList::Any => annotation::SKIP_SUBNETS,
@@ -39,7 +40,7 @@ impl SubnetList {
         }
     }
 
-    /// The key of the plugin entry whose value the annotation replaces.
+    /// Returns the key of the plugin entry. The annotation replaces its value.
     pub const fn key(self) -> &'static str {
         match self {
             SubnetList::Any => "subnets-to-ignore",
@@ -50,30 +51,30 @@ impl SubnetList {
 }
 
 impl Config {
-    /// The proxy container wins over annotations, and those win over the plugin entry. As in
-    /// upstream, annotated outbound ports, subnets, UID and GID replace the value of the plugin
-    /// entry, and annotated inbound ports are added to it.
+    /// Computes the pod's redirect. The proxy container takes precedence over annotations, and
+    /// annotations take precedence over the plugin entry. As in upstream, annotated outbound ports,
+    /// subnets, UID and GID replace the plugin entry's value, but annotated inbound ports are added
+    /// to it.
     pub fn resolve(&self, pod: &PodFacts) -> Result<ResolvedRedirect, Error> {
         if let Some(problem) = &self.problem {
             return Err(problem.clone());
         }
-        let stated = &pod.proxy;
+        let proxy = &pod.proxy;
         let skip_outbound = self.port_ranges(&[self.outbound_ports(pod)], &pod.api_ports)?;
         let skip_inbound = self.port_ranges(&self.inbound_ports(pod), &[])?;
-        let admin = self.pod_port(pod, stated.admin_port, annotation::ADMIN_PORT)?;
-        let control = self.pod_port(pod, stated.control_port, annotation::CONTROL_PORT)?;
+        let admin = self.proxy_port(pod, proxy.admin_port, annotation::ADMIN_PORT)?;
+        let control = self.proxy_port(pod, proxy.control_port, annotation::CONTROL_PORT)?;
         let [proxy_uid, proxy_gid] = self.proxy_user(pod)?;
-        let inbound = self.pod_port(pod, stated.inbound_port, annotation::INBOUND_PORT)?;
+        let inbound = self.proxy_port(pod, proxy.inbound_port, annotation::INBOUND_PORT)?;
         let inbound_port =
             port_or_default(inbound.port, "incoming-proxy-port", self.incoming_proxy_port)?;
-        let outbound = self.pod_port(pod, stated.outbound_port, annotation::OUTBOUND_PORT)?;
+        let outbound = self.proxy_port(pod, proxy.outbound_port, annotation::OUTBOUND_PORT)?;
         let outbound_port =
             port_or_default(outbound.port, "outgoing-proxy-port", self.outgoing_proxy_port)?;
-        let ports_to_redirect = redirected_ports(&self.ports_to_redirect)?;
-        let (_, mut skip_subnets) = self.subnets(pod, SubnetList::Any)?;
-        let (_, skip_inbound_subnets) = self.subnets(pod, SubnetList::Inbound)?;
-        skip_subnets.extend(skip_inbound_subnets);
-        let (_, skip_outbound_subnets) = self.subnets(pod, SubnetList::Outbound)?;
+        let ports_to_redirect = parse_ports_to_redirect(&self.ports_to_redirect)?;
+        let mut skip_subnets = self.subnets(pod, SubnetList::Any)?;
+        skip_subnets.extend(self.subnets(pod, SubnetList::Inbound)?);
+        let skip_outbound_subnets = self.subnets(pod, SubnetList::Outbound)?;
         let inner = self.inner_interfaces(pod)?;
 
         let mut skip_inbound_ranges = skip_inbound.ranges;
@@ -100,7 +101,7 @@ impl Config {
         };
         Ok(ResolvedRedirect {
             ipv6: match self.ipv6 {
-                Ipv6::Auto if stated.is_ipv4_only => Ipv6::No,
+                Ipv6::Auto if proxy.is_ipv4_only => Ipv6::No,
                 ipv6 => ipv6,
             },
             ignored,
@@ -110,89 +111,92 @@ impl Config {
         })
     }
 
-    /// [`Config::resolve`] without the ignored elements.
+    /// Like [`Config::resolve`], but returns only the redirect.
     pub fn redirect(&self, pod: &PodFacts) -> Result<Redirect, Error> {
         self.resolve(pod).map(|resolved| resolved.redirect)
     }
 
-    /// Returns the inbound ports of the plugin entry (the chart includes the proxy's admin and
-    /// control port), and the annotated ones, which are added to them.
-    pub fn inbound_ports<'a>(&'a self, pod: &'a PodFacts) -> [SkipList<'a>; 2] {
+    /// Returns two lists of inbound ports, which both apply: that of the plugin entry, in which the
+    /// chart includes the proxy's admin and control ports, and that of the annotation.
+    pub fn inbound_ports<'a>(&'a self, pod: &'a PodFacts) -> [ListSetting<'a>; 2] {
         let configured = &self.inbound_ports_to_ignore[..];
         [
-            SkipList { key: INBOUND_KEY, annotation: None, configured },
-            SkipList::new(pod, annotation::SKIP_INBOUND_PORTS, INBOUND_KEY, &[]),
+            ListSetting { key: INBOUND_KEY, annotation: None, configured },
+            ListSetting::new(pod, annotation::SKIP_INBOUND_PORTS, INBOUND_KEY, &[]),
         ]
     }
 
     /// Returns the annotated outbound ports, or else those of the plugin entry.
-    pub fn outbound_ports<'a>(&'a self, pod: &'a PodFacts) -> SkipList<'a> {
+    pub fn outbound_ports<'a>(&'a self, pod: &'a PodFacts) -> ListSetting<'a> {
         let configured = &self.outbound_ports_to_ignore;
-        SkipList::new(pod, annotation::SKIP_OUTBOUND_PORTS, OUTBOUND_KEY, configured)
+        ListSetting::new(pod, annotation::SKIP_OUTBOUND_PORTS, OUTBOUND_KEY, configured)
     }
 
     /// Returns the annotated interfaces inside the pod, or else those of the plugin entry.
-    pub fn inner_interface_list<'a>(&'a self, pod: &'a PodFacts) -> SkipList<'a> {
-        SkipList::new(pod, annotation::INNER_INTERFACES, INNER_KEY, &self.inner_interfaces)
+    pub fn inner_interface_list<'a>(&'a self, pod: &'a PodFacts) -> ListSetting<'a> {
+        ListSetting::new(pod, annotation::INNER_INTERFACES, INNER_KEY, &self.inner_interfaces)
     }
 
-    /// Returns the subnets of the pod's annotation or, if the pod lacks that annotation, those of
-    /// the plugin entry. The text is the name of the annotation or the plugin entry's key.
-    pub fn subnets(
-        &self,
-        pod: &PodFacts,
-        list: SubnetList,
-    ) -> Result<(&'static str, Vec<Subnet>), Error> {
-        let configured = &self.subnets_to_ignore[list as usize];
-        let texts = SkipList::new(pod, list.annotation(), list.key(), configured);
+    /// Returns the valid subnets of a list, and the annotation or the key of the plugin entry that
+    /// contains the list.
+    pub fn valid_subnets(&self, pod: &PodFacts, list: SubnetList) -> (&'static str, Vec<Subnet>) {
+        let setting = self.subnet_setting(pod, list);
+        let subnets = setting.elements().filter_map(|text| Subnet::parse(text.trim()));
+        (setting.key, subnets.collect())
+    }
+
+    /// Returns the subnets of a list. Fails if an element is invalid.
+    fn subnets(&self, pod: &PodFacts, list: SubnetList) -> Result<Vec<Subnet>, Error> {
+        let setting = self.subnet_setting(pod, list);
         let mut subnets = Vec::new();
-        for text in texts.elements().map(str::trim).filter(|text| !text.is_empty()) {
+        for text in setting.elements().map(str::trim).filter(|text| !text.is_empty()) {
             let Some(subnet) = Subnet::parse(text) else {
-                let wanted = "expected a CIDR such as 10.0.0.0/8 or fd00::/8";
-                return Err(texts.error(&format!("{} is not a subnet: {wanted}", quote(text))));
+                let expected = "expected a CIDR such as 10.0.0.0/8 or fd00::/8";
+                let problem = format!("{} is not a subnet: {expected}", quote(text));
+                return Err(setting.error(&problem));
             };
             subnets.push(subnet);
         }
-        Ok((texts.key, subnets))
+        Ok(subnets)
     }
 
-    /// Like [`Config::subnets`], but ignores invalid elements.
-    pub fn valid_subnets(&self, pod: &PodFacts, list: SubnetList) -> (&'static str, Vec<Subnet>) {
+    /// Returns the annotated subnets, or else those of the plugin entry.
+    fn subnet_setting<'a>(&'a self, pod: &'a PodFacts, list: SubnetList) -> ListSetting<'a> {
         let configured = &self.subnets_to_ignore[list as usize];
-        let texts = SkipList::new(pod, list.annotation(), list.key(), configured);
-        (texts.key, texts.elements().filter_map(|text| Subnet::parse(text.trim())).collect())
+        ListSetting::new(pod, list.annotation(), list.key(), configured)
     }
 }
 
-/// The ranges of lists of ports, and their elements that have no effect.
+/// The valid and the ignored elements of lists of ports.
 struct PortRanges {
     ranges: Vec<PortRange>,
     ignored: Vec<Ignored>,
 }
 
-/// Interfaces inside the pod, and the elements of their list that have no effect.
+/// The valid and the ignored elements of the list of interfaces inside the pod.
 struct InnerInterfaces {
     interfaces: Vec<Interface>,
     ignored: Option<Ignored>,
 }
 
-/// A port of the proxy, if container or annotation state one, and the annotation's value if it has
-/// no effect.
-struct PodPort {
+/// A port of the proxy.
+struct ProxyPort {
+    /// `None`: neither the container nor a valid annotation sets the port.
     port: Option<u16>,
+    /// The annotation's value, if it is invalid and ignored.
     ignored: Option<Ignored>,
 }
 
-/// A list of ports, subnets or interfaces: an annotation, or else elements of the plugin entry.
+/// A list of ports, subnets or interfaces. An annotation replaces the list of the plugin entry.
 #[derive(Clone, Copy)]
-pub struct SkipList<'a> {
+pub struct ListSetting<'a> {
     /// Name of the annotation, or key of the plugin entry.
     pub key: &'static str,
     annotation: Option<&'a String>,
     configured: &'a [String],
 }
 
-impl<'a> SkipList<'a> {
+impl<'a> ListSetting<'a> {
     fn new(
         pod: &'a PodFacts,
         annotation: &'static str,
@@ -200,8 +204,8 @@ impl<'a> SkipList<'a> {
         configured: &'a [String],
     ) -> Self {
         match pod.annotations.get(annotation) {
-            None => SkipList { key, annotation: None, configured },
-            text => SkipList { key: annotation, annotation: text, configured: &[] },
+            Some(text) => ListSetting { key: annotation, annotation: Some(text), configured: &[] },
+            None => ListSetting { key, annotation: None, configured },
         }
     }
 
@@ -214,7 +218,8 @@ impl<'a> SkipList<'a> {
         self.elements().map(PortRange::parse)
     }
 
-    /// Returns the interfaces of the list, each once, and its invalid elements.
+    /// Returns the distinct interfaces of the list, and its invalid elements. Interfaces beyond
+    /// [`interfaces::COUNT_LIMIT`] are invalid.
     pub fn interfaces(self) -> (Vec<Interface>, Vec<InvalidElement<'a>>) {
         let (mut valid, mut invalid) = (Vec::new(), Vec::new());
         for text in self.elements() {
@@ -239,10 +244,13 @@ impl<'a> SkipList<'a> {
 }
 
 impl Config {
-    /// Returns the ranges of all `lists` in order, followed by `more`. Fails if all elements are
-    /// invalid and `more` is empty: upstream creates a rule without ports then, which iptables
-    /// rejects.
-    fn port_ranges(&self, lists: &[SkipList<'_>], more: &[PortRange]) -> Result<PortRanges, Error> {
+    /// Parses `lists` in order, and appends the ranges `more`. Fails if there are only invalid
+    /// elements: upstream then creates a rule without ports, which iptables rejects.
+    fn port_ranges(
+        &self,
+        lists: &[ListSetting<'_>],
+        more: &[PortRange],
+    ) -> Result<PortRanges, Error> {
         let mut found = PortRanges { ranges: Vec::new(), ignored: Vec::new() };
         let mut last_invalid = None;
         for list in lists {
@@ -274,8 +282,8 @@ impl Config {
         Ok(found)
     }
 
-    /// Returns the interfaces inside the pod. Fails if the list has only invalid elements, as for
-    /// outbound ports.
+    /// Returns the interfaces inside the pod. Fails if the list has only invalid elements, like
+    /// [`Config::port_ranges`].
     fn inner_interfaces(&self, pod: &PodFacts) -> Result<InnerInterfaces, Error> {
         let list = self.inner_interface_list(pod);
         let (interfaces, invalid) = list.interfaces();
@@ -297,37 +305,38 @@ impl Config {
         Ok(InnerInterfaces { interfaces, ignored: Some(ignored) })
     }
 
-    /// Returns a port of the proxy: `stated` by its container, else the annotation `key`.
-    /// Upstream's plugin does not read such annotations; upstream's proxy injector ignores invalid
-    /// values, and a value with blanks is one (`strconv.ParseInt` in `ApplyAnnotationOverrides` of
+    /// Returns a port of the proxy: `container_port`, or else the value of the annotation `key`.
+    ///
+    /// Upstream's plugin does not read these annotations. Upstream's proxy injector ignores invalid
+    /// values, such as values with blanks (`strconv.ParseInt` in `ApplyAnnotationOverrides` of
     /// linkerd2's `pkg/inject/inject.go`).
-    fn pod_port(
+    fn proxy_port(
         &self,
         pod: &PodFacts,
-        stated: Option<u16>,
+        container_port: Option<u16>,
         key: &'static str,
-    ) -> Result<PodPort, Error> {
-        if stated.is_some() {
-            return Ok(PodPort { port: stated, ignored: None });
+    ) -> Result<ProxyPort, Error> {
+        if container_port.is_some() {
+            return Ok(ProxyPort { port: container_port, ignored: None });
         }
         let Some(text) = pod.annotations.get(key) else {
-            return Ok(PodPort { port: None, ignored: None });
+            return Ok(ProxyPort { port: None, ignored: None });
         };
         match text.parse() {
-            Ok(port) if port > 0 => Ok(PodPort { port: Some(port), ignored: None }),
+            Ok(port) if port > 0 => Ok(ProxyPort { port: Some(port), ignored: None }),
             _ if self.strict_annotations => {
                 Err(annotation_error(key, text, &format!("expected {PORT_GRAMMAR}")))
             }
             _ => {
                 let elements = vec![quote::cut(text)];
                 let ignored = Ignored { source: key, elements, more: 0 };
-                Ok(PodPort { port: None, ignored: Some(ignored) })
+                Ok(ProxyPort { port: None, ignored: Some(ignored) })
             }
         }
     }
 }
 
-/// Returns the port, or else the `default` that the plugin entry has as `key`.
+/// Returns the port, or else `default`, the value of `key` in the plugin entry.
 fn port_or_default(port: Option<u16>, key: &str, default: i64) -> Result<u16, Error> {
     if let Some(port) = port {
         return Ok(port);
@@ -341,8 +350,7 @@ fn port_or_default(port: Option<u16>, key: &str, default: i64) -> Result<u16, Er
     }
 }
 
-/// Parses the ports to redirect.
-fn redirected_ports(texts: &[String]) -> Result<Vec<u16>, Error> {
+fn parse_ports_to_redirect(texts: &[String]) -> Result<Vec<u16>, Error> {
     let mut ports = Vec::with_capacity(texts.len());
     for text in texts {
         match text.trim().parse() {

@@ -1,4 +1,4 @@
-//! Reads the plugin entry member by member, so that an invalid member leaves the others valid.
+//! Reads the plugin entry member by member. An invalid member does not affect the others.
 
 use serde_json::{Map, Value};
 
@@ -9,16 +9,16 @@ use crate::quote;
 
 /// An object of the plugin entry, such as `"linkerd"`.
 pub(super) struct Section {
-    /// Prefix that names the object in errors, e.g. `"linkerd": `.
+    /// Prefix that names the object in errors, for example `"linkerd": `.
     path: String,
     members: Map<String, Value>,
-    /// The first problem of a member, or of the object itself.
+    /// The error for the object itself, or for its first invalid member.
     pub problem: Option<Error>,
 }
 
 impl Section {
-    /// Reads the object `name` of the configuration. It is parsed as [`Value`], which keeps the
-    /// last of duplicate keys as Go's decoder does.
+    /// Reads the object `name` of the network config. Of duplicate keys, [`Value`] keeps the last,
+    /// as Go's decoder does.
     pub fn read_object(name: &str, config: &Object) -> Self {
         let path = format!("\"{name}\": ");
         let Some(raw) = config.non_null(name) else {
@@ -32,18 +32,18 @@ impl Section {
         Section { path, members: Map::new(), problem: Some(entry_error("", name, &why)) }
     }
 
-    /// Reads the member `key` with `read`. If `read` returns `None`, notes that the value is not
-    /// `wanted`. A missing or null member is not a problem.
+    /// Reads the member `key` with `parse`. If `parse` returns `None`, records the error that the
+    /// value is not `expected`. A missing or null member is no error.
     pub fn read<T>(
         &mut self,
         key: &str,
-        wanted: &str,
-        read: impl FnOnce(&Value) -> Option<T>,
+        expected: &str,
+        parse: impl FnOnce(&Value) -> Option<T>,
     ) -> Option<T> {
         let value = self.members.get(key).filter(|value| !value.is_null())?;
-        let parsed = read(value);
+        let parsed = parse(value);
         if parsed.is_none() && self.problem.is_none() {
-            let problem = format!("{} is not {wanted}", quoted(value));
+            let problem = format!("{} is not {expected}", quoted(value));
             self.problem = Some(entry_error(&self.path, key, &problem));
         }
         parsed
@@ -53,16 +53,16 @@ impl Section {
         self.read(key, "true or false", Value::as_bool).unwrap_or_default()
     }
 
-    /// Notes a problem if the member `key` has another value than false, with the reason `why`.
+    /// Records an error with the reason `why` if the member `key` is set to anything but false.
     pub fn reject_unless_false(&mut self, key: &str, why: &str) {
-        match self.members.get(key) {
-            None | Some(Value::Null | Value::Bool(false)) => {}
-            Some(value) if self.problem.is_none() => {
-                let problem = format!("{} is not supported: {why}", quoted(value));
-                let remedy = format!("remove {key} from the plugin entry, or set it to false");
-                self.problem = Some(entry_error(&self.path, key, &problem).with_details(remedy));
-            }
-            Some(_) => {}
+        let value = match self.members.get(key) {
+            None | Some(Value::Null | Value::Bool(false)) => return,
+            Some(value) => value,
+        };
+        if self.problem.is_none() {
+            let problem = format!("{} is not supported: {why}", quoted(value));
+            let remedy = format!("remove {key} from the plugin entry, or set it to false");
+            self.problem = Some(entry_error(&self.path, key, &problem).with_details(remedy));
         }
     }
 
@@ -78,16 +78,16 @@ impl Section {
         self.optional_strings(key).unwrap_or_default()
     }
 
-    /// Reads a list of strings. `None`: missing or invalid.
+    /// Reads a list of strings. `None`: the member is missing or invalid.
     pub fn optional_strings(&mut self, key: &str) -> Option<Vec<String>> {
         self.read(key, "a list of strings", |value| parse_list(value, string))
     }
 
-    /// Reads a list of ports. Upstream requires numbers in `ports-to-redirect` and strings in
-    /// the other lists; here each list takes both.
+    /// Reads a list of ports, which may be numbers or strings. Upstream requires numbers in
+    /// `ports-to-redirect` and strings in the other lists.
     pub fn ports(&mut self, key: &str) -> Vec<String> {
-        let wanted = "a list of ports, such as [\"25\", \"8000-8010\"]";
-        self.read(key, wanted, |value| parse_list(value, port_text)).unwrap_or_default()
+        let expected = "a list of ports, such as [\"25\", \"8000-8010\"]";
+        self.read(key, expected, |value| parse_list(value, port_text)).unwrap_or_default()
     }
 }
 
@@ -116,7 +116,7 @@ pub(super) fn string(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
-/// Parses each element of a list. `None`: no list, or an element is invalid.
+/// Parses every element of a list. `None`: the value is not a list, or an element is invalid.
 fn parse_list<T>(value: &Value, element: fn(&Value) -> Option<T>) -> Option<Vec<T>> {
     value.as_array()?.iter().map(element).collect()
 }

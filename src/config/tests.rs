@@ -24,7 +24,7 @@ fn config(linkerd: &str) -> Result<Config, Error> {
     Config::read(&serde_json::from_str(&text).unwrap())
 }
 
-/// The chart's default plugin entry, extended by the members `more`.
+/// The chart's default plugin entry with the additional members `more`.
 fn defaults(more: &str) -> Config {
     config(&format!(
         r#"{{"incoming-proxy-port":4143,"outgoing-proxy-port":4140,"proxy-uid":2102,
@@ -40,7 +40,7 @@ fn annotations(pairs: Pairs<'_>) -> Annotations {
         .collect()
 }
 
-/// Checks that an error has this code and contains this text.
+/// Asserts that the result is an error with this failure and a message that contains `problem`.
 fn assert_error<T: std::fmt::Debug>(
     row: &str,
     result: Result<T, Error>,
@@ -65,7 +65,7 @@ struct InvalidAnnotation {
     /// Name without its prefix, and value.
     annotation: BTreeMap<String, String>,
     problem: String,
-    /// Members besides the defaults of the plugin entry.
+    /// Members in addition to the defaults of the plugin entry.
     #[serde(default)]
     entry: String,
 }
@@ -87,7 +87,7 @@ struct InvalidRedirect {
 }
 
 #[test]
-fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
+fn error_names_the_annotation_its_invalid_value_and_the_grammar() {
     for (name, row) in table::rows_of::<InvalidAnnotation>(INVALID, "annotations") {
         let config = defaults(&row.entry);
         let (key, value) = row.annotation.first_key_value().unwrap();
@@ -98,7 +98,7 @@ fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
 }
 
 #[test]
-fn a_proxy_that_would_be_redirected_to_itself_is_rejected() {
+fn proxy_whose_own_connections_would_be_redirected_is_rejected() {
     for (more, pairs) in [("", vec![("proxy-uid", "0")]), ("", vec![("proxy-uid", "-5")])] {
         let error = redirect(&defaults(more), &pairs).unwrap_err();
         assert!(error.msg.contains("redirected to the proxy"), "{}", error.msg);
@@ -108,7 +108,7 @@ fn a_proxy_that_would_be_redirected_to_itself_is_rejected() {
 }
 
 #[test]
-fn an_error_names_the_user_that_the_proxy_container_sets() {
+fn error_names_the_uid_that_the_proxy_container_sets() {
     let proxy = Proxy { uid: Some(0), ..Proxy::default() };
     let facts = PodFacts { proxy, ..PodFacts::default() };
     let error = defaults("").redirect(&facts).unwrap_err();
@@ -118,7 +118,7 @@ fn an_error_names_the_user_that_the_proxy_container_sets() {
 }
 
 #[test]
-fn an_invalid_member_is_rejected_with_key_value_and_grammar() {
+fn error_names_the_invalid_member_its_value_and_the_grammar() {
     for (name, row) in table::rows_of::<InvalidMember>(INVALID, "members") {
         assert_error(&name, config(&row.linkerd), Failure::InvalidConfig, &row.problem);
     }
@@ -128,9 +128,9 @@ fn an_invalid_member_is_rejected_with_key_value_and_grammar() {
     }
 }
 
-/// Upstream's chart renders false. Its plugin takes a missing key and null as false.
+/// Upstream's chart renders false. Upstream's plugin reads a missing key and null as false.
 #[test]
-fn simulate_may_only_be_false_and_the_error_says_what_to_do() {
+fn simulate_is_rejected_with_a_remedy_unless_it_is_false() {
     for members in ["", r#","simulate":false"#, r#","simulate":null"#] {
         redirect(&defaults(members), &[]).unwrap();
     }
@@ -139,7 +139,7 @@ fn simulate_may_only_be_false_and_the_error_says_what_to_do() {
 }
 
 #[test]
-fn an_invalid_member_fails_the_redirect_and_leaves_other_members_valid() {
+fn invalid_member_fails_the_redirect_but_does_not_affect_other_members() {
     let text = r#"{"log_level":1,"kubernetes":{"kubeconfig":"/k"},"linkerd":{"proxy-uid":"x",
         "exclude-namespaces":["kube-system"],"ipv6":"auto","api-retry-seconds":0,
         "incoming-proxy-port":4143,"outgoing-proxy-port":4140}}"#;
@@ -166,7 +166,7 @@ fn unknown_keys_and_nulls_are_ignored_and_the_last_duplicate_wins() {
 }
 
 #[test]
-fn proxy_container_wins_over_annotations_and_annotations_over_plugin_entry() {
+fn proxy_container_overrides_annotations_and_annotations_override_the_plugin_entry() {
     let proxy = Proxy {
         uid: Some(777),
         inbound_port: Some(1143),
@@ -192,7 +192,7 @@ fn proxy_container_wins_over_annotations_and_annotations_over_plugin_entry() {
 }
 
 #[test]
-fn keys_that_upstream_lacks_are_read() {
+fn keys_that_upstream_does_not_have_are_read() {
     let config = config(
         r#"{"ipv6":"auto","exclude-namespaces":["kube-system"],
             "strict-proxy-user":true,"agent-namespace":"cni","agent-daemonset":"mesh-cni",

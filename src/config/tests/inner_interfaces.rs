@@ -19,7 +19,7 @@ struct ListRow {
 }
 
 #[test]
-fn invalid_names_of_interfaces_are_ignored_and_reported_as_invalid_ports_are() {
+fn invalid_interface_names_are_ignored_and_reported_like_invalid_ports() {
     for (name, row) in table::rows::<ListRow>(include_str!("inner_interfaces.yaml")) {
         let mut entry = format!(r#","strict-annotations":{}"#, row.is_strict);
         if let Some(list) = &row.entry {

@@ -33,7 +33,7 @@ impl Direction {
 }
 
 #[test]
-fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
+fn invalid_ports_are_ignored_as_in_upstream_and_reported() {
     for (name, row) in table::rows::<PortListRow>(include_str!("port_lists.yaml")) {
         let direction = row.direction.name();
         let entry = match &row.entry {
@@ -71,7 +71,7 @@ fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
 }
 
 #[test]
-fn a_control_plane_pod_keeps_the_api_ports_with_an_invalid_list() {
+fn control_plane_pod_skips_the_api_ports_even_if_its_port_list_is_invalid() {
     let facts = PodFacts {
         annotations: annotations(&[("skip-outbound-ports", "http")]),
         api_ports: vec![443.into()],
@@ -83,7 +83,7 @@ fn a_control_plane_pod_keeps_the_api_ports_with_an_invalid_list() {
 }
 
 #[test]
-fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
+fn invalid_proxy_port_is_ignored_as_in_upstreams_injector() {
     for (key, value) in [
         ("inbound-port", "0"),
         ("outbound-port", "65536"),
@@ -104,7 +104,7 @@ fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
         };
         assert_eq!(found.ignored, [ignored]);
         assert_eq!(found.ignored[0].grammar(), "a port from 1 to 65535");
-        // The container's ports win, so the annotations are not read and nothing is ignored.
+        // The container's ports take precedence, so the annotations are not read.
         let proxy = Proxy {
             inbound_port: Some(1),
             outbound_port: Some(2),
@@ -117,9 +117,9 @@ fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
     }
 }
 
-/// The longest annotation that the API server accepts is 256 KiB.
+/// The API server accepts annotations of up to 256 KiB.
 #[test]
-fn an_annotation_of_250_kilobytes_is_read_in_linear_time() {
+fn annotation_of_250_kilobytes_is_read_in_linear_time() {
     let fill = |unit: &str| unit.repeat(250_000 / unit.len());
     let ranges: Vec<String> = (0..40_000).map(|first| format!("{first}-60000")).collect();
     for (name, text) in [
@@ -158,7 +158,7 @@ fn an_annotation_of_250_kilobytes_is_read_in_linear_time() {
     }
 }
 
-/// CPU time of this thread, which other tests do not change.
+/// CPU time of this thread. Tests that run in parallel do not affect it.
 fn cpu_time() -> Duration {
     Duration::from(nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap())
 }
