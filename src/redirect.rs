@@ -1,5 +1,5 @@
-//! What is redirected in a pod, and the rules that do so. Pure: [`crate::firewall`] writes the
-//! rules and checks them.
+//! Describes which connections of a pod are redirected, and generates the rules that redirect them.
+//! Pure: [`crate::firewall`] writes the rules and checks them.
 
 pub mod backend_order;
 pub mod interfaces;
@@ -15,7 +15,7 @@ use interfaces::Interface;
 pub use ipv6::{Family, Ipv6};
 use ports::PortRange;
 
-/// The connections of a pod that are redirected to its proxy.
+/// Which connections of a pod are redirected to its proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Redirect {
     /// Port on which the proxy accepts inbound connections, usually 4143.
@@ -28,17 +28,21 @@ pub struct Redirect {
     pub proxy_gid: Option<u32>,
     /// Inbound ports to redirect. Empty means all ports.
     pub ports_to_redirect: Vec<u16>,
+    /// Inbound ports that are not redirected.
     pub skip_inbound: Vec<PortRange>,
+    /// Outbound ports that are not redirected.
     pub skip_outbound: Vec<PortRange>,
+    /// Sources of inbound connections that are not redirected.
     pub skip_subnets: Vec<Subnet>,
+    /// Destinations of outbound connections that are not redirected.
     pub skip_outbound_subnets: Vec<Subnet>,
     /// Interfaces to networks inside the pod. Connections that arrive through them are outbound.
     pub inner_interfaces: Vec<Interface>,
-    /// Whether the pod object could not be read, so that its proxy may need another redirect.
+    /// Whether the redirect is a guess, because the pod object could not be read.
     pub is_guessed: bool,
 }
 
-/// A subnet, and its text in the annotation, which the rule's comment quotes.
+/// A subnet, and its text in the setting. The rule's comment contains the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subnet {
     pub net: IpNet,
@@ -46,7 +50,7 @@ pub struct Subnet {
 }
 
 impl Subnet {
-    /// Parses a subnet such as `10.0.0.0/8`. Bits behind the prefix are ignored.
+    /// Parses a subnet such as `10.0.0.0/8`. Ignores bits after the prefix.
     pub fn parse(text: &str) -> Option<Subnet> {
         // IpNet accepts 010.0.0.0, which some programs read as 8.0.0.0 and others as 10.0.0.0.
         // IpAddr rejects it.
@@ -65,7 +69,7 @@ pub fn address_number(address: IpAddr) -> u128 {
     }
 }
 
-/// What the rules of a pod are made from: the redirect, and the families that get rules.
+/// The input for generating a pod's rules: the redirect, and the address families that get rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSpec {
     pub redirect: Redirect,
@@ -78,7 +82,7 @@ mod tests {
     use super::Redirect;
 
     impl Redirect {
-        /// Ports and UID of the chart's defaults, and nothing skipped.
+        /// A redirect with the chart's default ports and UID that skips nothing.
         pub fn example() -> Self {
             Redirect {
                 inbound_port: 4143,

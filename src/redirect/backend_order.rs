@@ -1,6 +1,6 @@
-//! Ways to write redirect rules into the kernel, and the order in which they are tried for a value
-//! of the setting `iptablesMode`. `firewall::apply` tries them; `firewall::iptables::host_programs`
-//! finds the programs on the host.
+//! The backends that write redirect rules into the kernel, and the order in which they are tried
+//! for each value of the chart's `iptablesMode`. `firewall::apply` tries them.
+//! `firewall::iptables::host_programs` finds the programs on the host.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub enum Backend {
     Nft,
     /// `iptables-legacy-restore`.
     Legacy,
-    /// `iptables-restore`, whichever variant that is on the host.
+    /// `iptables-restore`, in the variant that is installed on the host.
     Plain,
 }
 
@@ -26,7 +26,8 @@ impl Backend {
     /// The backends of the default mode `auto`. The first usable one writes the rules.
     pub const AUTO: &[Backend] = &[Backend::Native, Backend::Nft, Backend::Legacy];
 
-    /// Returns the backends to try for a value of the setting `iptables-mode`.
+    /// Returns the backends to try in order for a value of the plugin entry's `iptables-mode`.
+    /// `None`: the value is unknown.
     pub fn for_mode(mode: &str) -> Option<&'static [Backend]> {
         Some(match mode {
             "" | "auto" => Backend::AUTO,

@@ -1,38 +1,40 @@
-//! Names of the interfaces on a pod's inner side, and the lists of them in the annotation and the
-//! plugin entry.
+//! Names of interfaces to networks inside the pod, such as that of a virtual machine. The
+//! annotation and the plugin entry list them.
 
 use std::fmt;
 
 use super::ports::InvalidElement;
 
-/// Longest name in bytes: `IFNAMSIZ` of the kernel without the NUL.
+/// Maximum length of a name in bytes: `IFNAMSIZ` of the kernel without the NUL.
 const LENGTH_LIMIT: usize = 15;
 
-/// Largest number of names in a list. Each name repeats the rules of the skipped outbound ports and
-/// subnets.
+/// Maximum number of names in a list. Each name repeats the rules for the skipped outbound ports
+/// and subnets.
 pub const COUNT_LIMIT: usize = 8;
 
-/// The interfaces to the pod's own network. Container runtimes name the second one `eth0`
-/// (`defaultIfName` in <https://github.com/containerd/go-cni/blob/v1.1.13/opts.go>).
-const OUTWARD: [&str; 2] = ["lo", "eth0"];
+/// The loopback interface and the pod's interface to the cluster's network. Container runtimes name
+/// the latter `eth0` (`defaultIfName` in
+/// <https://github.com/containerd/go-cni/blob/v1.1.13/opts.go>).
+const POD_INTERFACES: [&str; 2] = ["lo", "eth0"];
 
-/// Names that no interface can have: directories of sysctls beside those of the interfaces
-/// (`dev_valid_name` permits them, `devinet_sysctl_register` of Linux refuses them).
-const SYSCTLS: [&str; 2] = ["all", "default"];
+/// Names that no interface can have, because sysctl directories have them. Linux accepts them in
+/// `dev_valid_name`, but rejects them in `devinet_sysctl_register`.
+const SYSCTL_NAMES: [&str; 2] = ["all", "default"];
 
-/// Describes the form of a list of interfaces, for error messages.
+/// Describes valid lists of interfaces, for error messages.
 pub const GRAMMAR: &str = "a list of up to 8 names of interfaces inside the pod, comma-separated \
                            and without blanks, such as k6t-eth0,docker0";
 
-/// Name of an interface that joins the pod to a network inside the pod, such as that of a virtual
-/// machine or of Docker in the pod.
+/// Name of an interface to a network inside the pod, such as that of a virtual machine or of Docker
+/// in the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface(String);
 
 impl Interface {
-    /// Parses an element of a list. Rejects some names that the kernel accepts, so that a name
-    /// means the same to all backends and needs no quotes: iptables reads a `+` at the end as "any
-    /// interface with this start".
+    /// Parses an element of a list.
+    ///
+    /// Rejects some names that the kernel accepts, so that a name needs no quotes and means the
+    /// same to all backends. For example, iptables reads a trailing `+` as a wildcard.
     pub fn parse(text: &str) -> Result<Self, InvalidElement<'_>> {
         let is_allowed =
             |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
@@ -44,14 +46,14 @@ impl Interface {
             "is not the name of an interface: expected a letter, digit or underscore at the start"
         } else if text.len() > LENGTH_LIMIT {
             "is not the name of an interface: it is longer than 15 bytes"
-        } else if OUTWARD.contains(&text) {
+        } else if POD_INTERFACES.contains(&text) {
             "is the pod's interface to its own network, not to one inside the pod"
-        } else if SYSCTLS.contains(&text) {
+        } else if SYSCTL_NAMES.contains(&text) {
             "is not the name of an interface: the kernel has settings of this name"
         } else {
             return Ok(Interface(text.to_owned()));
         };
-        Err(InvalidElement { text, at_fault: text, why })
+        Err(InvalidElement { text, invalid_part: text, why })
     }
 
     pub fn name(&self) -> &str {
@@ -65,9 +67,9 @@ impl fmt::Display for Interface {
     }
 }
 
-/// The error for a valid name behind the first [`COUNT_LIMIT`] ones.
+/// Returns the error for a valid name after the first [`COUNT_LIMIT`] names.
 pub fn too_many(text: &str) -> InvalidElement<'_> {
-    InvalidElement { text, at_fault: text, why: "is one name too many: expected up to 8" }
+    InvalidElement { text, invalid_part: text, why: "is one name too many: expected up to 8" }
 }
 
 #[cfg(test)]
@@ -75,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_iptables_and_nf_tables_read_alike_are_accepted() {
+    fn only_names_that_iptables_and_nf_tables_read_alike_are_accepted() {
         for text in ["k6t-eth0", "docker0", "br-1a2b3c4d5e6f", "eth0.100", "_a", "0", "eth1"] {
             assert_eq!(Interface::parse(text).unwrap().name(), text);
         }

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::quote::quote;
 
-/// Number of ports in one iptables `multiport` match. A range counts as two.
+/// Maximum number of ports in one iptables `multiport` match. A range counts as two.
 const MULTIPORT_LIMIT: usize = 15;
 
-/// Describes the form of a list of ports, for error messages.
+/// Describes valid lists of ports, for error messages.
 pub const GRAMMAR: &str = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and \
                            without blanks, such as 25,3306,8000-8010";
 
@@ -21,17 +21,19 @@ pub struct PortRange {
     pub last: u16,
 }
 
-/// An invalid element of a list of ports or interfaces. Upstream drops it.
+/// An invalid element of a list of ports or interfaces. Upstream drops invalid ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{} {why}", quote(.at_fault))]
+#[error("{} {why}", quote(.invalid_part))]
 pub struct InvalidElement<'a> {
+    /// The whole element.
     pub text: &'a str,
-    pub(super) at_fault: &'a str,
+    /// The invalid part of the element, such as one bound of a range.
+    pub(super) invalid_part: &'a str,
     pub(super) why: &'static str,
 }
 
 impl PortRange {
-    /// Number of ports that the range counts for in a `multiport` match.
+    /// Returns the number of ports that the range counts as in a `multiport` match.
     fn slots(self) -> usize {
         if self.first == self.last { 1 } else { 2 }
     }
@@ -49,28 +51,28 @@ impl PortRange {
         };
         if last.contains('-') {
             let why = "is not a range: expected lower-upper";
-            return Err(InvalidElement { text, at_fault: text, why });
+            return Err(InvalidElement { text, invalid_part: text, why });
         }
         let (first, last) = (parse_port(first, text)?, parse_port(last, text)?);
         if first > last {
             let why = "is not a range: the upper bound is below the lower";
-            return Err(InvalidElement { text, at_fault: text, why });
+            return Err(InvalidElement { text, invalid_part: text, why });
         }
         Ok(PortRange { first, last })
     }
 }
 
-/// Parses a port of the list element `element`.
+/// Parses a port, which is all or part of the list element `element`.
 fn parse_port<'a>(port: &'a str, element: &'a str) -> Result<u16, InvalidElement<'a>> {
-    port.parse().map_err(|_| InvalidElement {
-        text: element,
-        at_fault: port,
-        why: if port.contains(char::is_whitespace) {
-            "contains blanks: remove them"
-        } else {
-            "is not a port: expected a number from 0 to 65535"
-        },
-    })
+    if let Ok(number) = port.parse() {
+        return Ok(number);
+    }
+    let why = if port.contains(char::is_whitespace) {
+        "contains blanks: remove them"
+    } else {
+        "is not a port: expected a number from 0 to 65535"
+    };
+    Err(InvalidElement { text: element, invalid_part: port, why })
 }
 
 impl From<u16> for PortRange {
@@ -79,7 +81,7 @@ impl From<u16> for PortRange {
     }
 }
 
-/// Formats the range as iptables has it: `80`, `100:200`.
+/// Formats the range as in iptables rules: `80`, `100:200`.
 impl fmt::Display for PortRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.first == self.last {
@@ -90,8 +92,8 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// Removes repeated ranges and keeps the order, so that a short list has upstream's rules. If the
-/// list then needs fewer `multiport` matches, merges ranges that overlap or adjoin.
+/// Removes duplicate ranges. Keeps the order, so that a short list gets the same rules as upstream.
+/// Merges ranges that overlap or adjoin if this saves `multiport` matches.
 pub fn distinct(ranges: &[PortRange]) -> Vec<PortRange> {
     let mut seen = BTreeSet::new();
     let distinct: Vec<_> = ranges.iter().copied().filter(|range| seen.insert(*range)).collect();
@@ -104,7 +106,8 @@ pub fn distinct(ranges: &[PortRange]) -> Vec<PortRange> {
     if groups(&distinct).len() <= groups(&merged).len() { distinct } else { merged }
 }
 
-/// Returns the fewest ranges, from first to last number, with the same numbers, in ascending order.
+/// Merges ranges that overlap or adjoin. Each range is a pair of its first and last number. Returns
+/// the ranges in ascending order.
 pub fn merged<T: Copy + Ord + Into<u128>>(mut ranges: Vec<(T, T)>) -> Vec<(T, T)> {
     ranges.sort_unstable();
     let mut merged: Vec<(T, T)> = Vec::new();
@@ -119,7 +122,7 @@ pub fn merged<T: Copy + Ord + Into<u128>>(mut ranges: Vec<(T, T)>) -> Vec<(T, T)
     merged
 }
 
-/// Splits ranges into groups that each fit one `multiport` match, and keeps the order.
+/// Splits ranges into groups that each fit into one `multiport` match. Keeps the order.
 pub fn groups(ranges: &[PortRange]) -> Vec<Vec<PortRange>> {
     let mut groups: Vec<Vec<PortRange>> = Vec::new();
     let mut free = 0;
@@ -136,7 +139,7 @@ pub fn groups(ranges: &[PortRange]) -> Vec<Vec<PortRange>> {
     groups
 }
 
-/// Joins ranges with commas, as iptables has them.
+/// Joins ranges with commas, as in iptables rules.
 pub fn joined(ranges: &[PortRange]) -> String {
     let texts: Vec<String> = ranges.iter().map(PortRange::to_string).collect();
     texts.join(",")
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_list_with_every_port_twice_is_read_completely() {
+    fn list_with_every_port_twice_is_read_completely() {
         let text: Vec<String> = (0..=65_535).map(|port| port.to_string()).collect();
         let twice = format!("{0},{0}", text.join(","));
         let ranges = parse_list(&twice);
@@ -183,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_merged_if_that_saves_a_match_and_else_keep_their_order() {
+    fn ranges_are_merged_only_if_that_saves_a_multiport_match() {
         for (text, wanted) in [
             ("9,80-90,9,80,80-90", "9,80:90,80"),
             ("4191,4190,1,2,3,4,5,6,7,8,9,10,11,12,13", "4191,4190,1,2,3,4,5,6,7,8,9,10,11,12,13"),
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_ranges_do_not_adjoin() {
+    fn merged_ranges_neither_overlap_nor_adjoin() {
         let ranges: Vec<(u16, u16)> =
             vec![(65535, 65535), (9, 9), (80, 90), (85, 95), (10, 10), (0, 0), (65534, 65534)];
         assert_eq!(merged(ranges), [(0, 0), (9, 10), (80, 95), (65534, 65535)]);
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_states_why_the_element_is_invalid() {
+    fn error_states_why_the_element_is_invalid() {
         for (text, wanted) in [
             ("abc", "\"abc\" is not a port: expected a number from 0 to 65535"),
             ("23-x", "\"x\" is not a port: expected a number from 0 to 65535"),

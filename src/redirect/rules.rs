@@ -1,8 +1,8 @@
 //! Turns a [`Redirect`] into ordered rules. Pure: [`crate::firewall`] applies and checks the rules.
 //!
-//! Chains, order and comments are upstream's. With an iptables backend, `iptables-save` therefore
-//! shows the same rules as with upstream, except that the comments of the jumps end with the
-//! [marker](marker()). The backend `native` writes them to a table of its own, which
+//! Chains, order and comments are the same as upstream's. With an iptables backend, `iptables-save`
+//! therefore shows the same rules, except that the comments of the jumps end with the
+//! [marker](marker()). The backend `native` writes the rules to its own table, which
 //! `nft list ruleset` shows.
 
 mod iptables;
@@ -22,7 +22,8 @@ use super::interfaces::Interface;
 use super::ports::{self, PortRange};
 use super::{Family, Redirect, Subnet};
 
-/// A chain that holds rules of Linkerd, in the order in which nf_tables chains are created.
+/// A chain that contains Linkerd's rules. The variants are in the order in which the backend
+/// `native` creates the chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chain {
     ProxyInitRedirect,
@@ -36,11 +37,12 @@ impl Chain {
     pub const ALL: [Chain; 4] =
         [Chain::ProxyInitRedirect, Chain::ProxyInitOutput, Chain::Prerouting, Chain::Output];
 
-    /// Linkerd's chains. The other chains are built into table `nat` and can hold foreign rules.
+    /// Linkerd's own chains. The other chains are built into table `nat` and may contain foreign
+    /// rules.
     pub const LINKERD: [Chain; 2] = [Chain::ProxyInitRedirect, Chain::ProxyInitOutput];
 
-    /// The name in table `nat` of iptables. By it the plugin also recognizes the rules of pods that
-    /// run already, and those of upstream's plugin.
+    /// Returns the name of the chain in iptables' table `nat`. The plugin recognizes its rules in
+    /// running pods, and the rules of upstream's plugin, by these names.
     pub fn name(self) -> &'static str {
         match self {
             Chain::Prerouting => "PREROUTING",
@@ -55,8 +57,10 @@ impl Chain {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
     Tcp,
-    /// Destination port in one of these ranges, at most 15 ports, where a range counts as two.
+    /// The destination port is in one of these ranges. At most 15 ports are allowed, where a range
+    /// counts as two.
     Ports(Vec<PortRange>),
+    /// The destination port is this port.
     Port(u16),
     Source(IpNet),
     Destination(IpNet),
@@ -68,21 +72,23 @@ pub enum Match {
     Arrival(Interface),
 }
 
-/// What happens to a packet that meets all conditions of a rule.
+/// What happens to a packet that matches all conditions of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Continues in the calling chain, so that the packet is not redirected.
+    /// Return to the calling chain, so that the packet is not redirected.
     Return,
-    /// Goes to this port of the first address of the interface through which the packet arrives,
-    /// or of the loopback address if a process of the pod sent the packet.
+    /// Redirect to this port. The new address is that of the interface through which the packet
+    /// arrives, or the loopback address if a process in the pod sends the packet.
     Redirect(u16),
-    /// Goes to this port of 127.0.0.1.
+    /// Redirect to this port of 127.0.0.1.
     RedirectToLoopback(u16),
+    /// Drop the packet.
     Discard,
+    /// Continue in this chain.
     Jump(Chain),
 }
 
-/// One rule: a packet that meets all `matches` gets the `verdict`.
+/// One rule: a packet that matches all `matches` gets the `verdict`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     pub chain: Chain,
@@ -91,41 +97,42 @@ pub struct Rule {
     pub comment: String,
 }
 
-/// Rules that the kernel lists, by chain, in the order of [`Chain::ALL`].
+/// Rules that the kernel lists, grouped by chain in the order of [`Chain::ALL`].
 pub type ListedRules<T> = [Vec<T>; Chain::ALL.len()];
 
 /// Returns the rules of `redirect` for one address family, in the order in which they are written.
 /// The jumps to Linkerd's chains come last, as in upstream. [`marked_rules`] adds the marker.
 pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
-    let mut rules = inbound(redirect, family);
-    rules.extend(outbound(redirect, family));
-    rules.extend(jumps());
+    let mut rules = inbound_rules(redirect, family);
+    rules.extend(outbound_rules(redirect, family));
+    rules.extend(jump_rules());
     rules
 }
 
-/// Returns the rules that `listed` lacks, as lines of `iptables-save`. A listed rule can stand for
-/// a run of rules, see [`nft::runs`].
+/// Returns the rules that are missing from `listed`, as lines of `iptables-save`. One listed rule
+/// can stand for a whole run of rules: see [`nft::runs`].
 ///
-/// The rules of each chain must be listed in order. In the chains `own` no other rule may precede
-/// them, as it could decide instead. Other chains may have foreign rules anywhere.
+/// The rules of each chain must be listed in order. In the chains `own`, no foreign rule may
+/// precede them, because it could decide instead. In other chains, foreign rules may be anywhere.
 pub fn missing_in_order<'r, T, E>(
     runs: impl Iterator<Item = &'r [Rule]>,
     listed: &ListedRules<T>,
     own: &[Chain],
     is_same: impl Fn(&[Rule], &T) -> Result<bool, E>,
 ) -> Result<Vec<String>, E> {
-    let mut listed = listed.each_ref().map(Vec::as_slice);
+    let mut unmatched = listed.each_ref().map(Vec::as_slice);
     let mut missing = Vec::new();
     for run in runs {
         let chain = run[0].chain;
-        let left = &mut listed[chain as usize];
-        let candidates = if own.contains(&chain) { left.len().min(1) } else { left.len() };
-        let mut others = 0;
-        while others < candidates && !is_same(run, &left[others])? {
-            others += 1;
+        let unmatched = &mut unmatched[chain as usize];
+        let candidates =
+            if own.contains(&chain) { unmatched.len().min(1) } else { unmatched.len() };
+        let mut index = 0;
+        while index < candidates && !is_same(run, &unmatched[index])? {
+            index += 1;
         }
-        if others < candidates {
-            *left = &left[others + 1..];
+        if index < candidates {
+            *unmatched = &unmatched[index + 1..];
         } else {
             missing.extend(run.iter().map(rule_line));
         }
@@ -133,14 +140,15 @@ pub fn missing_in_order<'r, T, E>(
     Ok(missing)
 }
 
-/// Returns the rules of the chain for inbound connections: first the connections that are not
-/// inbound although they arrive, then the exemptions, then the redirects.
-fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
+/// Returns the rules of the chain for arriving connections. Connections from networks inside the
+/// pod come first, because they are outbound. The exemptions and redirects of inbound connections
+/// follow.
+fn inbound_rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let chain = Chain::ProxyInitRedirect;
     let to_proxy = Verdict::Redirect(redirect.inbound_port);
-    let mut rules = from_inner_side(redirect, family);
-    rules.extend(skipped_ports(chain, &redirect.skip_inbound));
-    rules.extend(skipped_subnets(chain, &redirect.skip_subnets, family, Match::Source));
+    let mut rules = inner_interface_rules(redirect, family);
+    rules.extend(port_exemptions(chain, &redirect.skip_inbound));
+    rules.extend(subnet_exemptions(chain, &redirect.skip_subnets, family, Match::Source));
     if redirect.ports_to_redirect.is_empty() {
         rules.push(rule(chain, vec![Match::Tcp], to_proxy, "redirect-all-incoming-to-proxy-port"));
     }
@@ -153,7 +161,7 @@ fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
 
 /// Returns the rules of the chain for outbound connections: first the exemptions, then the
 /// redirect.
-fn outbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
+fn outbound_rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let chain = Chain::ProxyInitOutput;
     let mut rules = Vec::new();
     if let Some(uid) = redirect.proxy_uid {
@@ -163,9 +171,9 @@ fn outbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
         rules.push(rule(chain, vec![Match::Gid(gid)], Verdict::Return, "ignore-proxy-group-id"));
     }
     rules.push(rule(chain, vec![Match::Loopback], Verdict::Return, "ignore-loopback"));
-    rules.extend(skipped_ports(chain, &redirect.skip_outbound));
+    rules.extend(port_exemptions(chain, &redirect.skip_outbound));
     let subnets = &redirect.skip_outbound_subnets;
-    rules.extend(skipped_subnets(chain, subnets, family, Match::Destination));
+    rules.extend(subnet_exemptions(chain, subnets, family, Match::Destination));
     rules.push(rule(
         chain,
         vec![Match::Tcp],
@@ -175,15 +183,16 @@ fn outbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
     rules
 }
 
-/// Returns the rules for connections from networks inside the pod, which are outbound: for each
-/// interface the exemptions of outbound connections, then the redirect.
+/// Returns the rules for connections from networks inside the pod, which are outbound. Each
+/// interface gets the exemptions of outbound connections, then the redirect.
 ///
 /// The proxy accepts outbound connections only at the loopback addresses, so that no other pod can
 /// use it as a relay ([linkerd2-proxy#1442](https://github.com/linkerd/linkerd2-proxy/pull/1442)).
 /// [`Verdict::Redirect`] would send an arriving packet to the address of its interface, where the
-/// proxy does not listen. IPv6 has no way to `::1`: the kernel has no sysctl `route_localnet` for
-/// it. Such connections are refused unless the proxy listens on all addresses.
-fn from_inner_side(redirect: &Redirect, family: Family) -> Vec<Rule> {
+/// proxy does not listen. IPv4 packets are therefore sent to 127.0.0.1. IPv6 packets cannot be sent
+/// to `::1`, because the kernel has no sysctl `route_localnet` for IPv6. Connections over IPv6 are
+/// refused unless the proxy listens on all addresses.
+fn inner_interface_rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     if redirect.inner_interfaces.is_empty() {
         return Vec::new();
     }
@@ -194,13 +203,13 @@ fn from_inner_side(redirect: &Redirect, family: Family) -> Vec<Rule> {
     };
     let mut rules = Vec::new();
     if family == Family::Ipv4 {
-        rules.extend(closed_loopback(chain));
+        rules.extend(loopback_protection(chain));
     }
     for interface in &redirect.inner_interfaces {
-        let mut exemptions = skipped_ports(chain, &redirect.skip_outbound);
+        let mut exemptions = port_exemptions(chain, &redirect.skip_outbound);
         let subnets = &redirect.skip_outbound_subnets;
-        exemptions.extend(skipped_subnets(chain, subnets, family, Match::Destination));
-        rules.extend(exemptions.into_iter().map(|rule| arriving_at(interface, rule)));
+        exemptions.extend(subnet_exemptions(chain, subnets, family, Match::Destination));
+        rules.extend(exemptions.into_iter().map(|rule| limit_to_interface(rule, interface)));
         let comment = format!("redirect-all-from-{interface}-to-proxy-port");
         let matches = vec![Match::Arrival(interface.clone()), Match::Tcp];
         rules.push(rule(chain, matches, to_proxy, &comment));
@@ -208,10 +217,10 @@ fn from_inner_side(redirect: &Redirect, family: Family) -> Vec<Rule> {
     rules
 }
 
-/// Returns the rules that keep the pod's loopback addresses out of reach from its networks, as the
-/// kernel does while the sysctl `route_localnet` is 0. [`Verdict::RedirectToLoopback`] needs it to
-/// be 1.
-fn closed_loopback(chain: Chain) -> [Rule; 2] {
+/// Returns the rules that make the pod's loopback addresses unreachable from its networks. The
+/// kernel does the same while the sysctl `route_localnet` is 0, but [`Verdict::RedirectToLoopback`]
+/// requires the value 1.
+fn loopback_protection(chain: Chain) -> [Rule; 2] {
     let loopback = IpNet::from(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8));
     [
         rule(chain, vec![Match::Source(loopback)], Verdict::Discard, "discard-from-loopback"),
@@ -220,21 +229,22 @@ fn closed_loopback(chain: Chain) -> [Rule; 2] {
 }
 
 /// Limits a rule to packets that arrive through the interface.
-fn arriving_at(interface: &Interface, mut rule: Rule) -> Rule {
-    // iptables-save lists the interface behind the addresses.
+fn limit_to_interface(mut rule: Rule, interface: &Interface) -> Rule {
+    // iptables-save lists the interface after the addresses.
     let is_address =
         |condition: &&Match| matches!(condition, Match::Source(_) | Match::Destination(_));
-    let place = rule.matches.iter().take_while(is_address).count();
-    rule.matches.insert(place, Match::Arrival(interface.clone()));
+    let position = rule.matches.iter().take_while(is_address).count();
+    rule.matches.insert(position, Match::Arrival(interface.clone()));
     rule.comment = format!("{}-from-{interface}", rule.comment);
     rule
 }
 
-/// Returns the subnets of the family that no other one contains, each once, in order.
-fn outermost(subnets: &[Subnet], family: Family) -> Vec<&Subnet> {
+/// Returns the family's subnets in order, without duplicates and without subnets that are part of
+/// another subnet.
+fn outermost_subnets(subnets: &[Subnet], family: Family) -> Vec<&Subnet> {
     let mut sorted: Vec<(usize, &Subnet)> = subnets.iter().enumerate().collect();
     sorted.retain(|(_, subnet)| family_of(subnet) == family);
-    // A subnet precedes those that it contains.
+    // Sorts each subnet before the subnets that it contains.
     sorted.sort_by_key(|(_, subnet)| subnet.net);
     sorted.dedup_by(|(_, inner), (_, outer)| outer.net.contains(&inner.net));
     sorted.sort_by_key(|(index, _)| *index);
@@ -248,17 +258,17 @@ fn family_of(subnet: &Subnet) -> Family {
     }
 }
 
-/// Returns a rule for each subnet of the family that exempts packets with this `condition`.
-fn skipped_subnets(
+/// Returns one exemption for each subnet of the family. `condition` is the match on the subnet.
+fn subnet_exemptions(
     chain: Chain,
     subnets: &[Subnet],
     family: Family,
     condition: fn(IpNet) -> Match,
 ) -> Vec<Rule> {
     let mut rules = Vec::new();
-    for subnet in outermost(subnets, family) {
-        // iptables omits the conditions `-s 0.0.0.0/0` and `-d 0.0.0.0/0`, which every packet
-        // meets.
+    for subnet in outermost_subnets(subnets, family) {
+        // iptables omits the conditions `-s 0.0.0.0/0` and `-d 0.0.0.0/0`, which match every
+        // packet.
         let is_every_address = subnet.net.prefix_len() == 0;
         let matches = if is_every_address { vec![] } else { vec![condition(subnet.net)] };
         let comment = format!("ignore-subnet-{}", subnet.text);
@@ -267,8 +277,8 @@ fn skipped_subnets(
     rules
 }
 
-/// Returns the rules that exempt these ports, one for each group that fits one match.
-fn skipped_ports(chain: Chain, ranges: &[PortRange]) -> Vec<Rule> {
+/// Returns the rules that exempt these ports, one for each group that fits into one match.
+fn port_exemptions(chain: Chain, ranges: &[PortRange]) -> Vec<Rule> {
     let mut rules = Vec::new();
     for group in ports::groups(ranges) {
         let comment = format!("ignore-port-{}", ports::joined(&group));
@@ -279,7 +289,7 @@ fn skipped_ports(chain: Chain, ranges: &[PortRange]) -> Vec<Rule> {
 }
 
 /// Returns the rules in the built-in chains that jump to Linkerd's chains.
-fn jumps() -> [Rule; 2] {
+fn jump_rules() -> [Rule; 2] {
     let inbound = Verdict::Jump(Chain::ProxyInitRedirect);
     let outbound = Verdict::Jump(Chain::ProxyInitOutput);
     [

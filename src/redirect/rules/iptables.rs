@@ -1,5 +1,5 @@
-//! Renders rules as text: lines of `iptables-save`, and scripts for `iptables-restore --noflush`.
-//! Each script is one transaction. Splits listed lines into words.
+//! Renders rules as lines of `iptables-save` and as scripts for `iptables-restore --noflush`. Each
+//! script is one transaction. Also splits listed rules into words.
 
 use super::{Chain, Match, Rule, Verdict, ports};
 
@@ -18,16 +18,16 @@ pub fn rule_line(rule: &Rule) -> String {
     line + &format!(" -m comment --comment \"{comment}\" -j {target}")
 }
 
-/// Renders a script that replaces the content of Linkerd's chains with `rules`. `old_jumps` are the
-/// existing jumps to them, as lines of `iptables-save`; the script removes these.
+/// Renders a script that replaces the content of Linkerd's chains with `rules`. The script also
+/// removes `old_jumps`, the existing jumps to these chains as lines of `iptables-save`.
 ///
-/// With `fresh`, the script fails if the chains exist. In that case jumps to the chains may exist
-/// too: list them, and call again with `old_jumps`.
+/// If `fresh` is set, the script fails if the chains exist. Jumps to the chains may then exist too:
+/// list them, and render a script with `old_jumps`.
 pub fn install_script(rules: &[Rule], fresh: bool, old_jumps: &[String]) -> String {
     let mut script = format!("*{NAT_TABLE}\n");
     for chain in Chain::LINKERD {
         let name = chain.name();
-        // `:NAME` creates or flushes the chain. `-N` fails if the chain exists.
+        // `-N NAME` fails if the chain exists. `:NAME` creates or flushes the chain.
         if fresh {
             script += &format!("-N {name}\n");
         } else {
@@ -35,7 +35,7 @@ pub fn install_script(rules: &[Rule], fresh: bool, old_jumps: &[String]) -> Stri
         }
     }
     for jump in old_jumps {
-        script += &format!("{}\n", deletion(jump));
+        script += &format!("{}\n", delete_line(jump));
     }
     for rule in rules {
         script += &format!("{}\n", rule_line(rule));
@@ -49,7 +49,7 @@ pub fn undo_script(rules: &[Rule]) -> String {
     let mut script = format!("*{NAT_TABLE}\n");
     for rule in rules {
         if let Verdict::Jump(_) = rule.verdict {
-            script += &format!("{}\n", deletion(&rule_line(rule)));
+            script += &format!("{}\n", delete_line(&rule_line(rule)));
         }
     }
     for command in ["-F", "-X"] {
@@ -61,8 +61,8 @@ pub fn undo_script(rules: &[Rule]) -> String {
     script
 }
 
-/// Returns the line that deletes the rule in `line`.
-fn deletion(line: &str) -> String {
+/// Turns a line that appends a rule into a line that deletes the rule.
+fn delete_line(line: &str) -> String {
     line.replacen("-A ", "-D ", 1)
 }
 
@@ -87,7 +87,7 @@ fn verdict_text(verdict: Verdict) -> String {
         Verdict::Return => "RETURN".to_owned(),
         Verdict::Redirect(port) => format!("REDIRECT --to-ports {port}"),
         Verdict::RedirectToLoopback(port) => format!("DNAT --to-destination 127.0.0.1:{port}"),
-        // iptables refuses DROP in table nat. The kernel drops what arrives for 0.0.0.0.
+        // iptables rejects DROP in table nat. The kernel drops arriving packets for 0.0.0.0.
         Verdict::Discard => "DNAT --to-destination 0.0.0.0".to_owned(),
         Verdict::Jump(chain) => chain.name().to_owned(),
     }

@@ -1,27 +1,31 @@
-//! The marker: what the rules of a pod were made from, in the comments of the jumps to Linkerd's
-//! chains. Values and annotations may change while the pod runs; the pod keeps its rules.
+//! The marker, which records the redirect from which a pod's rules were generated. Chart values and
+//! annotations may change while the pod runs, but the pod keeps its rules.
 //!
-//! For example `linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 skip-in=4190-4191,9990`. Without the
-//! pod object, ` guessed` follows.
+//! The marker is part of the comments of the jumps to Linkerd's chains, for example
+//! `linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 skip-in=4190-4191,9990`. It ends with ` guessed`
+//! if the pod object was not read.
 
-use super::{Chain, ListedRules, Rule, Verdict, jumps, rules};
+use super::{Chain, ListedRules, Rule, Verdict, jump_rules, rules};
 use crate::redirect::interfaces::Interface;
 use crate::redirect::ports::PortRange;
 use crate::redirect::{Family, Redirect, RuleSpec, Subnet};
 
-/// Start of a marker. Raise the number whenever the same redirect gets other rules than before: the
-/// rules of pods that started earlier would look damaged.
+/// Prefix of a marker, with its version. Increase the version whenever a redirect gets different
+/// rules than before. Otherwise the rules of pods that started earlier would look damaged.
 const START: &str = "linkerd-cni/1 ";
+
 /// Separates a comment from a marker of any version.
 const SEPARATOR: &str = " linkerd-cni/";
-/// Longest marker in bytes, without [`GUESSED`]. A comment of iptables has at most 255 bytes, the
-/// user data of an nf_tables rule 256, headers included.
+
+/// Maximum length of a marker in bytes, without [`GUESSED`]. A comment of iptables has at most 255
+/// bytes. The user data of an nf_tables rule has at most 256 bytes, including headers.
 const LIMIT: usize = 200;
-/// End of the marker of a redirect for which the pod object was not read.
+
+/// Suffix of the marker if the pod object was not read.
 const GUESSED: &str = " guessed";
 
-/// Returns the rules of [`rules`] as they are written: with the marker. `families` are all families
-/// that get rules.
+/// Returns [`rules`] with the marker, as they are written to the kernel. `families` are all address
+/// families that get rules.
 pub fn marked_rules(redirect: &Redirect, family: Family, families: &[Family]) -> Vec<Rule> {
     let marker = marker(redirect, families);
     let mut rules = rules(redirect, family);
@@ -31,8 +35,8 @@ pub fn marked_rules(redirect: &Redirect, family: Family, families: &[Family]) ->
     rules
 }
 
-/// Returns the marker of the rules of `redirect` in these families. If the redirect is too long for
-/// a comment, the marker has only its digest.
+/// Returns the marker for the rules of `redirect` in these families. If it is too long for a
+/// comment, the marker contains only a digest.
 pub fn marker(redirect: &Redirect, families: &[Family]) -> String {
     let mut marker = format!("{START}{}", fields(redirect, families).join(" "));
     if marker.len() > LIMIT {
@@ -44,7 +48,7 @@ pub fn marker(redirect: &Redirect, families: &[Family]) -> String {
     marker
 }
 
-/// Returns the fields `key=value` of the marker. A key without a value is left out.
+/// Returns the fields `key=value` of the marker. Leaves out keys without a value.
 fn fields(redirect: &Redirect, families: &[Family]) -> Vec<String> {
     let mut fields = vec![
         format!("ip={}", family_digits(families)),
@@ -92,8 +96,8 @@ fn interface_names(interfaces: &[Interface]) -> Vec<String> {
     interfaces.iter().map(|interface| interface.name().to_owned()).collect()
 }
 
-/// Returns the FNV-1a hash, whose values do not depend on the version of the compiler. It only
-/// tells different values apart: a pod that may write its rules may write its marker too.
+/// Returns the FNV-1a hash, which does not change with the version of the compiler. It need not
+/// withstand attacks, because a pod that can forge its marker can also change its rules.
 pub fn digest(text: &str) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325;
     for byte in text.bytes() {
@@ -102,8 +106,8 @@ pub fn digest(text: &str) -> u64 {
     hash
 }
 
-/// Returns what a marker names. `None` if the marker has only a digest, is of another version or is
-/// not exactly as [`marker`] writes it.
+/// Parses a marker. `None`: the marker has only a digest, has another version, or is not exactly
+/// as [`marker`] writes it.
 pub fn parse_marker(text: &str) -> Option<RuleSpec> {
     let mut families = None;
     let mut redirect = Redirect { is_guessed: is_guessed(text), ..Redirect::default() };
@@ -148,13 +152,12 @@ fn parse_interfaces(list: &str) -> Option<Vec<Interface>> {
     list.split(',').map(|name| Interface::parse(name).ok()).collect()
 }
 
-/// Returns whether a marker, also one with a digest, is of a redirect for which the pod object was
-/// not read.
+/// Returns true if the marker says that the pod object was not read. Works for digests too.
 pub fn is_guessed(marker: &str) -> bool {
     marker.ends_with(GUESSED)
 }
 
-/// Splits a listed comment into the one that [`rules`] gives a rule, and the marker.
+/// Splits a listed comment into the comment that [`rules`] sets, and the marker.
 pub fn split_comment(comment: &str) -> (&str, Option<&str>) {
     match comment.find(SEPARATOR) {
         Some(end) => (&comment[..end], Some(&comment[end + 1..])),
@@ -162,11 +165,11 @@ pub fn split_comment(comment: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Returns whether rules with these comments redirect inbound and outbound connections, whatever
-/// redirect they were made from: the jumps are there, Linkerd's chains hold only Linkerd's rules,
-/// and the last rule of each redirects.
+/// Returns true if rules with these comments redirect inbound and outbound connections, whatever
+/// their settings are. Both jumps must exist, Linkerd's chains must contain only Linkerd's rules,
+/// and the last rule of each of these chains must redirect.
 pub fn is_redirecting(comments: &ListedRules<String>) -> bool {
-    for jump in jumps() {
+    for jump in jump_rules() {
         let listed = &comments[jump.chain as usize];
         if !listed.iter().any(|comment| split_comment(comment).0 == jump.comment) {
             return false;
@@ -175,7 +178,7 @@ pub fn is_redirecting(comments: &ListedRules<String>) -> bool {
     Chain::LINKERD.iter().all(|&chain| ends_with_redirect(&comments[chain as usize]))
 }
 
-/// Returns whether a chain with these comments holds only Linkerd's rules, the last of which
+/// Returns true if a chain with these comments contains only Linkerd's rules, and the last one
 /// redirects.
 fn ends_with_redirect(comments: &[String]) -> bool {
     let Some(last) = comments.last() else {
@@ -190,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_marker_is_one_readable_line_of_bounded_length() {
+    fn marker_is_one_readable_line_of_limited_length() {
         let redirect = Redirect {
             proxy_gid: Some(2103),
             ports_to_redirect: vec![8080],
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_that_this_version_does_not_write_is_not_decoded() {
+    fn markers_that_this_version_does_not_write_are_not_parsed() {
         let text = marker(&Redirect::example(), &[Family::Ipv4]);
         assert!(parse_marker(&text).is_some());
         for other in [
@@ -254,17 +257,17 @@ mod tests {
     }
 
     #[test]
-    fn incomplete_rules_and_those_with_a_foreign_rule_do_not_redirect() {
-        let mut whole = ListedRules::<String>::default();
+    fn rules_with_a_missing_or_foreign_rule_do_not_count_as_redirecting() {
+        let mut complete = ListedRules::<String>::default();
         for rule in rules(&Redirect::example(), Family::Ipv4) {
-            whole[rule.chain as usize].push(rule.comment);
+            complete[rule.chain as usize].push(rule.comment);
         }
-        assert!(is_redirecting(&whole));
+        assert!(is_redirecting(&complete));
         for chain in Chain::ALL {
-            let mut comments = whole.clone();
+            let mut comments = complete.clone();
             comments[chain as usize].pop();
             assert!(!is_redirecting(&comments), "{chain:?}");
-            let mut comments = whole.clone();
+            let mut comments = complete.clone();
             comments[chain as usize].insert(0, String::new());
             assert_eq!(is_redirecting(&comments), !Chain::LINKERD.contains(&chain), "{chain:?}");
         }

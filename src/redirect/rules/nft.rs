@@ -1,5 +1,6 @@
-//! Decides which rules become one nf_tables rule, and which set that rule has. [`crate::firewall`]
-//! encodes the conditions, with the same meaning as the text of [`super::iptables`].
+//! Combines rules into nf_tables rules, and builds the sets of ports and addresses that these rules
+//! use. [`crate::firewall`] encodes the conditions. They mean the same as the text that
+//! [`super::iptables`] renders.
 
 use std::borrow::Cow;
 use std::mem::discriminant;
@@ -9,20 +10,20 @@ use ipnet::IpNet;
 use super::{Match, Rule};
 use crate::redirect::{address_number, ports};
 
-/// The ports or addresses of a list.
+/// A set of ports or addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
     pub key: Key,
-    /// First and last number of each range, ascending. Ranges do not overlap or adjoin.
+    /// First and last number of each range, in ascending order. Ranges do not overlap or adjoin.
     pub ranges: Vec<(u128, u128)>,
 }
 
 /// Type of the numbers in a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// Length of a number, in bytes.
+    /// Length of a number in bytes.
     pub length: usize,
-    /// Tells `nft` how to show the elements (`enum datatypes` of its `datatype.h`).
+    /// Tells `nft` how to display the elements (`enum datatypes` in its `datatype.h`).
     pub datatype: u32,
 }
 
@@ -37,30 +38,29 @@ impl Key {
     }
 }
 
-/// Splits rules into runs, each of which one nf_tables rule stands for. The rules of a run differ
-/// only in their ports or subnets, such as those of a long list. So the number of nf_tables rules
-/// does not grow with the lists.
+/// Splits rules into runs that each become one nf_tables rule. The rules of a run differ only in
+/// their ports or subnets, so the number of nf_tables rules does not grow with the length of lists.
 pub fn runs(rules: &[Rule]) -> impl Iterator<Item = &[Rule]> {
-    rules.chunk_by(are_one_run)
+    rules.chunk_by(are_in_one_run)
 }
 
-fn are_one_run(one: &Rule, next: &Rule) -> bool {
-    let lists = one.matches.iter().filter(|condition| key(condition).is_some()).count();
-    one.chain == next.chain
-        && one.verdict == next.verdict
-        && one.matches.len() == next.matches.len()
-        && lists == 1
-        && one.matches.iter().zip(&next.matches).all(|(one, next)| may_share_set(one, next))
+fn are_in_one_run(rule: &Rule, next: &Rule) -> bool {
+    let set_conditions = rule.matches.iter().filter(|condition| key(condition).is_some()).count();
+    rule.chain == next.chain
+        && rule.verdict == next.verdict
+        && rule.matches.len() == next.matches.len()
+        && set_conditions == 1
+        && rule.matches.iter().zip(&next.matches).all(|(one, other)| can_share_set(one, other))
 }
 
-/// Returns whether the conditions are equal, or of one kind with numbers for one set.
-fn may_share_set(one: &Match, next: &Match) -> bool {
-    let is_same_kind = discriminant(one) == discriminant(next);
-    one == next || (is_same_kind && key(one).is_some() && key(one) == key(next))
+/// Returns true if the conditions are equal, or if one set can contain the numbers of both.
+fn can_share_set(one: &Match, other: &Match) -> bool {
+    let is_same_kind = discriminant(one) == discriminant(other);
+    one == other || (is_same_kind && key(one).is_some() && key(one) == key(other))
 }
 
-/// Returns the comment of the nf_tables rule that stands for consecutive rules: that of the first
-/// one, with an ellipsis if others follow.
+/// Returns the comment of the nf_tables rule for a run: the comment of the first rule, with an
+/// ellipsis if more rules follow.
 pub fn comment(run: &[Rule]) -> Cow<'_, str> {
     match run {
         [] => Cow::default(),
@@ -69,8 +69,8 @@ pub fn comment(run: &[Rule]) -> Cow<'_, str> {
     }
 }
 
-/// Returns the set of the nf_tables rule for a run: its ports, unless they are one range, or the
-/// subnets of a longer run.
+/// Returns the set that the nf_tables rule for a run needs. `None`: the run has no list of ports or
+/// subnets, or only a single range of ports or a single subnet.
 pub fn set(run: &[Rule]) -> Option<Set> {
     let key = run.first()?.matches.iter().find_map(key)?;
     let ranges = ranges(run);
@@ -78,7 +78,7 @@ pub fn set(run: &[Rule]) -> Option<Set> {
     if count > 1 { Some(Set { key, ranges }) } else { None }
 }
 
-/// Returns the key of a condition that may look a number up in a set.
+/// Returns the key of the set that the condition can use. `None`: the condition uses no set.
 fn key(condition: &Match) -> Option<Key> {
     match condition {
         Match::Ports(_) | Match::Port(_) => Some(Key::PORT),
@@ -90,7 +90,7 @@ fn key(condition: &Match) -> Option<Key> {
     }
 }
 
-/// Returns the numbers of a run's conditions on ports or subnets, as [`Set::ranges`].
+/// Returns the ports or addresses that a run matches, in the form of [`Set::ranges`].
 pub fn ranges(run: &[Rule]) -> Vec<(u128, u128)> {
     let mut ranges: Vec<(u128, u128)> = Vec::new();
     for condition in run.iter().flat_map(|rule| &rule.matches) {

@@ -46,7 +46,7 @@ fn rules_of_both_families_equal_those_of_upstream() {
     insta::assert_snapshot!(rendered.join("\n"));
 }
 
-/// Without the names, each rule is that of [`rules_of_both_families_equal_those_of_upstream`].
+/// The rules after those for interfaces are the same as without interfaces.
 #[test]
 fn rules_for_interfaces_inside_the_pod_precede_the_others() {
     let without = Redirect {
@@ -71,7 +71,7 @@ fn rules_for_interfaces_inside_the_pod_precede_the_others() {
 }
 
 #[test]
-fn repeated_subnets_and_those_within_others_have_no_rule() {
+fn duplicate_and_nested_subnets_have_no_rule_of_their_own() {
     let texts =
         ["192.168.0.0/16", "10.1.0.0/16", "10.1.2.0/24", "10.1.0.0/16", "10.0.0.0/15", "fd00::/8"];
     let redirect = Redirect {
