@@ -1,8 +1,8 @@
 //! The CNI protocol: parses the runtime's request and formats the response.
 //!
-//! This module has what applies to any CNI plugin; [`crate::plugin`] has what linkerd-cni does.
-//! It follows CNI spec 1.1. Order of checks, error codes and messages are those of the reference
-//! implementation (`containernetworking/cni`, `pkg/skel`), which runtimes and users know.
+//! This module implements what every CNI plugin needs; [`crate::plugin`] implements linkerd-cni.
+//! The protocol is that of CNI spec 1.1. The order of checks, the error codes and the messages
+//! match the reference implementation (`containernetworking/cni`, `pkg/skel`), which users know.
 
 pub mod args;
 pub mod error;

@@ -1,7 +1,7 @@
-//! Why a plugin call fails: code, name, cause and remedy of each failure. Pure.
+//! The failures of a plugin call, each with a code, a name, a cause and a remedy. Pure.
 //!
-//! [`TABLE`] has the words for the plugin's CNI error, the Events on the pod, `linkerd cni check`
-//! and `docs/troubleshooting.md`.
+//! The plugin's CNI error, the Events on the pod, `linkerd cni check` and `docs/troubleshooting.md`
+//! take their texts from [`TABLE`].
 
 use std::collections::BTreeSet;
 
@@ -11,21 +11,20 @@ pub struct Row {
     failure: Failure,
     /// Code of the CNI error. CNI spec 1.1, section 5, "Error", defines 1 to 7, and
     /// [`pkg/types`](https://github.com/containernetworking/cni/blob/main/pkg/types/types.go) 8.
-    /// Codes from 100 on are linkerd-cni's own. Failures that an alert need not tell apart share a
-    /// code.
+    /// Codes of 100 and above are linkerd-cni's own. Failures that an alert need not tell apart
+    /// share a code.
     pub code: u32,
     pub name: &'static str,
     /// A clause that can follow "because".
     pub cause: &'static str,
-    /// What to do. This text is the CNI error's `details` unless the plugin knows more about the
-    /// failure.
+    /// What to do. Becomes the CNI error's `details`, unless the plugin has a more specific remedy.
     pub remedy: &'static str,
 }
 
 macro_rules! failures {
     ($($failure:ident $code:literal $name:literal cause $cause:literal remedy $remedy:literal)*) => {
-        /// A failure of the plugin. Its name and its code never change their meaning: programs rely
-        /// on them.
+        /// A failure of the plugin. Names and codes never change their meaning, because programs
+        /// rely on them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Failure { $($failure),* }
 
@@ -126,28 +125,28 @@ impl Failure {
         self.row().code
     }
 
-    /// Returns the failure with this code and name. If no failure has both, returns the first one
-    /// with this code, because the plugin on the node may be of another version, with other names.
+    /// Returns the failure with this code and name. If the name is unknown, returns the first
+    /// failure with this code, because the plugin on the node may have another version.
     pub fn find(code: u32, name: &str) -> Option<Failure> {
         let rows: Vec<&Row> = TABLE.iter().filter(|row| row.code == code).collect();
         let row = rows.iter().find(|row| row.name == name).or(rows.first())?;
         Some(row.failure)
     }
 
-    /// Whether the API server or the credential failed, so that nothing is known about the pod. A
-    /// missing pod is no outage: it was deleted and never starts.
+    /// Returns true if the API server or the credential failed, so that nothing is known about the
+    /// pod. A missing pod is not an outage: it was deleted and will never start.
     pub fn is_outage(self) -> bool {
         matches!(self.code(), 100..=102 | 104)
     }
 }
 
-/// Returns the codes of the failures for which `is_wanted` holds, each once.
+/// Returns the distinct codes of the failures for which `is_wanted` returns true.
 pub fn codes(is_wanted: impl Fn(Failure) -> bool) -> BTreeSet<u32> {
     TABLE.iter().filter(|row| is_wanted(row.failure)).map(|row| row.code).collect()
 }
 
-/// Returns the causes of all failures with this code in one clause, to explain a metric that counts
-/// by code. `None` for an unknown code.
+/// Joins the causes of all failures with this code into one clause, to explain a metric that counts
+/// by code. `None`: the code is unknown.
 pub fn causes(code: &str) -> Option<String> {
     let rows = TABLE.iter().filter(|row| row.code.to_string() == code);
     let causes: Vec<&str> = rows.map(|row| row.cause).collect();
@@ -172,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_failure_name_yields_the_first_failure_of_its_code() {
+    fn unknown_failure_name_yields_the_first_failure_with_its_code() {
         assert_eq!(Failure::find(102, "of a later version"), Some(Failure::TokenRejected));
         assert_eq!(Failure::find(102, "kubeconfig"), Some(Failure::TokenRejected));
         assert_eq!(Failure::find(77, "kubeconfig"), None);
     }
 
     #[test]
-    fn a_count_by_code_names_all_causes_of_the_code() {
+    fn all_causes_of_a_code_are_joined() {
         let expected = "the API server rejected the token in the kubeconfig, or the API server denied \
                         the plugin's request";
         assert_eq!(causes("102").as_deref(), Some(expected));

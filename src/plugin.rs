@@ -56,7 +56,7 @@ fn run_and_record(
     let started = Instant::now();
     refuse_own_netns(request)?;
     let config = Config::read_leniently(&request.config);
-    // An unknown level counts as `warn`, as in upstream.
+    // An unknown level means `warn`, as in upstream.
     let level = log::level(&config.log_level).unwrap_or(LevelFilter::WARN);
     log::start(level, log::Format::Plain);
     if let Some(problem) = &config.problem {
@@ -71,8 +71,8 @@ fn run_and_record(
         tracing::warn!("linkerd-cni: pod {}/{}: {warning}", record.namespace, record.pod);
     }
     tracing::info!("{record}");
-    // The net dir is that of the kubeconfig, so it is unknown if an invalid plugin entry names no
-    // kubeconfig. The record then reaches the agent only by the socket in the run dir.
+    // The net dir is unknown if the plugin entry is invalid and names no kubeconfig. The record
+    // then reaches the agent only through the socket in the run dir.
     record.send(&pod_copy::run_dir(), config.net_dir());
     output
 }

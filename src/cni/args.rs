@@ -11,14 +11,14 @@ const NAME: &str = "K8S_POD_NAME";
 const UID: &str = "K8S_POD_UID";
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
-/// Namespace, name and UID of a pod. All have only ASCII letters, digits, `-` and `.`, so they are
-/// safe in a URL.
+/// Namespace, name and UID of a pod. They contain only ASCII letters, digits, `-` and `.`, so they
+/// are safe in a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodRef {
     pub namespace: String,
     pub name: String,
-    /// The UID, empty if it is unknown. For a static pod, the hash of its manifest or the UID that
-    /// the manifest sets.
+    /// Empty if the UID is unknown. For a static pod, the hash of its manifest or the UID that the
+    /// manifest sets.
     pub uid: String,
 }
 
@@ -35,14 +35,15 @@ struct KubernetesArgs<'a> {
     name: &'a str,
     uid: &'a str,
     ignore_unknown: bool,
-    /// The pairs whose key is none of these.
+    /// Pairs with any other key.
     unknown: Vec<&'a str>,
 }
 
-/// Reads the pod from `CNI_ARGS`, which are pairs `key=value`, separated by `;`. Returns `None` if
-/// the args name no pod of Kubernetes, because the caller is not Kubernetes. The args of such a
-/// caller may also have a name that no pod can have, for example podman's `nifty_pasteur`. Fails on
-/// unknown keys unless `IgnoreUnknown` is set, as `pkg/types` does.
+/// Reads the pod from `CNI_ARGS`, a list of `key=value` pairs separated by `;`. Fails on unknown
+/// keys unless `IgnoreUnknown` is set, as `pkg/types` does.
+///
+/// Returns `None` if the caller is not Kubernetes: the args contain no pod, or a name that no pod
+/// can have, for example podman's `nifty_pasteur`.
 pub fn parse_pod(args: &str) -> Result<Option<PodRef>, Error> {
     let args = parse_args(args)?;
     if !args.unknown.is_empty() && !args.ignore_unknown {
@@ -54,8 +55,8 @@ pub fn parse_pod(args: &str) -> Result<Option<PodRef>, Error> {
     if !is_namespace_name(args.namespace) || !is_pod_name(args.name) {
         return Ok(None);
     }
-    // The manifest of a static pod may set any text as the UID. A text that is not safe in a URL
-    // counts as an unknown UID.
+    // The manifest of a static pod may set any text as the UID. Treat a text that is not safe in a
+    // URL as an unknown UID.
     let uid = if is_name(args.uid) { args.uid } else { "" };
     Ok(Some(PodRef {
         namespace: args.namespace.to_owned(),
@@ -104,15 +105,15 @@ fn invalid(problem: String) -> Error {
     Error::new(Failure::InvalidEnvironment, format!("CNI_ARGS: {problem}"))
 }
 
-/// Returns whether a namespace can have the name: at most 63 lower case letters, digits and `-`,
-/// which do not start or end with `-`
+/// Returns true if a namespace can have this name: at most 63 lower-case letters, digits and `-`,
+/// not starting or ending with `-`
 /// ([`NameIsDNSLabel`](https://github.com/kubernetes/apimachinery/blob/v0.34.0/pkg/api/validation/generic.go)).
 fn is_namespace_name(text: &str) -> bool {
     text.len() <= 63 && is_label(text)
 }
 
-/// Returns whether a pod, also a static one, can have the name: at most 253 characters in labels
-/// separated by dots
+/// Returns true if a pod, static pods included, can have this name: at most 253 characters in
+/// labels separated by dots
 /// ([`NameIsDNSSubdomain`](https://github.com/kubernetes/apimachinery/blob/v0.34.0/pkg/api/validation/generic.go)).
 fn is_pod_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
@@ -125,8 +126,8 @@ fn is_label(text: &str) -> bool {
         && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
 }
 
-/// Returns whether `text` can be a Kubernetes object name and is safe in a URL path: at most 253
-/// ASCII letters, digits, `-` and `.`, not starting with a dot. Also accepts upper case.
+/// Returns true if `text` can be the name of a Kubernetes object and is safe in a URL path: at most
+/// 253 ASCII letters of either case, digits, `-` and `.`, not starting with a dot.
 pub fn is_name(text: &str) -> bool {
     text.len() <= 253
         && !text.starts_with('.')
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_is_read_in_any_order_of_keys_and_errors_quote_the_pair() {
+    fn keys_may_have_any_order_and_errors_quote_the_invalid_pair() {
         for (name, row) in testkit::table::rows::<Row>(include_str!("args.yaml")) {
             let (pod, error) = match parse_pod(&row.args) {
                 Ok(pod) => (pod.map(|pod| [pod.namespace, pod.name, pod.uid]), None),

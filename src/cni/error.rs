@@ -20,7 +20,7 @@ impl Error {
         Error { failure, msg: msg.into(), details: failure.row().remedy.to_owned() }
     }
 
-    /// Replaces the remedy by one for this case.
+    /// Replaces the failure's remedy with a more specific one.
     pub fn with_details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
         self

@@ -1,7 +1,7 @@
 //! A JSON object that keeps the order and the exact bytes of its members.
 //!
-//! `prevResult` and other plugins' configurations are read into it, so that writing them back
-//! changes no number, escape or unknown key.
+//! `prevResult` and the configurations of other plugins are parsed as [`Object`], so that writing
+//! them back does not change numbers, escapes or unknown keys.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,13 +22,13 @@ impl Object {
         Some(value)
     }
 
-    /// Returns the value of `key`. A `null` means that the key is not set.
+    /// Returns the value of `key`. `None`: the key is missing, or its value is null.
     pub fn non_null(&self, key: &str) -> Option<&RawValue> {
         self.get(key).filter(|value| value.get() != "null")
     }
 
-    /// Decodes the value of `key` as a text. Empty if the key is not set. Fails if the value is not
-    /// a text.
+    /// Decodes the value of `key` as a string. Returns an empty string if the key is missing or its
+    /// value is null. Fails if the value has another type.
     pub fn text(&self, key: &str) -> Result<String, serde_json::Error> {
         match self.non_null(key) {
             Some(value) => serde_json::from_str(value.get()),
@@ -49,7 +49,7 @@ impl<'de> Deserialize<'de> for Object {
     }
 }
 
-/// Decodes the members of a JSON object, in the order of the text, duplicates included.
+/// Decodes the members of a JSON object in the order of the text, including duplicate keys.
 pub fn members<'de, D, K, V>(deserializer: D) -> Result<Vec<(K, V)>, D::Error>
 where
     D: Deserializer<'de>,
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn setting_a_key_replaces_all_of_its_duplicates() {
+    fn setting_a_key_removes_its_duplicates() {
         let mut object: Object = serde_json::from_str(r#"{"a":1,"b":2,"a":3}"#).unwrap();
         assert_eq!(object.get("a").unwrap().get(), "3");
         object.set("a", RawValue::from_string("4".into()).unwrap());

@@ -9,28 +9,28 @@ use super::object::Object;
 use super::version::{self, Command};
 use crate::failure::Failure;
 
-/// Largest configuration that is read from stdin, in bytes. A typical one has a few kB, and that
-/// of a GC with a thousand attachments some 100 kB.
+/// Maximum size of the network config on stdin, in bytes. Typical configs have a few kB. The config
+/// of a GC with a thousand attachments has some 100 kB.
 const STDIN_LIMIT: u64 = 16 << 20;
 
-/// A command with its parameters. Fields whose variable is not set are empty.
+/// A command with its parameters. A field is empty if its environment variable is not set.
 #[derive(Debug)]
 pub struct Request {
     pub command: Command,
     pub container_id: String,
     /// Path of the pod's netns. May be empty for DEL, when the netns no longer exists.
     pub netns: PathBuf,
-    /// `CNI_NETNS_OVERRIDE`: permits a `netns` that is the plugin's own.
+    /// `CNI_NETNS_OVERRIDE`: allows `netns` to be the plugin's own netns.
     pub netns_override: bool,
     pub args: String,
     pub config: Object,
-    /// `cniVersion` of the configuration; 0.1.0 when it has none.
+    /// `cniVersion` of the network config, or 0.1.0 if the config has none.
     pub cni_version: String,
 }
 
-/// Reads and checks the request. The order of checks is that of `pkg/skel`: environment, stdin,
-/// configuration, command, version. The configuration of VERSION is not read, because libcni sends
-/// one without a name, which would fail the check.
+/// Reads and checks the request in the same order as `pkg/skel`: environment, stdin, network
+/// config, command, version. Does not read the config of VERSION, because libcni sends a config
+/// without a name, which would be rejected.
 pub fn read(
     env: &dyn Fn(&str) -> Option<OsString>,
     stdin: &mut dyn Read,
@@ -64,7 +64,7 @@ pub fn read(
 struct Environment<'e>(&'e dyn Fn(&str) -> Option<OsString>);
 
 impl Environment<'_> {
-    /// Returns the value of a variable, empty if the variable is not set.
+    /// Returns the value of a variable. Empty if the variable is not set.
     fn text(&self, name: &str) -> String {
         (self.0)(name).unwrap_or_default().to_string_lossy().into_owned()
     }
@@ -104,7 +104,7 @@ fn environment_error(problem: &str) -> Error {
     Error::new(Failure::InvalidEnvironment, problem)
 }
 
-/// Returns the `cniVersion` of the configuration; 0.1.0 if it has none.
+/// Returns the `cniVersion` of the network config, or 0.1.0 if the config has none.
 fn read_version(config: &Object) -> Result<String, Error> {
     let version = config.text("cniVersion").map_err(|error| {
         let problem = format!("decoding version from network config: {error}");
@@ -113,7 +113,7 @@ fn read_version(config: &Object) -> Result<String, Error> {
     if version.is_empty() { Ok("0.1.0".to_owned()) } else { Ok(version) }
 }
 
-/// Returns whether `text` is valid as container ID and network name, by the rule in `pkg/utils`.
+/// Returns true if `text` is a valid container ID or network name, as defined in `pkg/utils`.
 pub fn is_identifier(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphanumeric())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
@@ -134,7 +134,7 @@ fn check_interface_name(name: &str) -> Result<(), Error> {
 }
 
 fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
-    // `null` is accepted as an empty object, as by Go's decoder.
+    // Accept `null` as an empty object, as Go's decoder does.
     let config: Option<Object> =
         serde_json::from_slice(&read_stdin(stdin)?).map_err(config_error)?;
     let config = config.unwrap_or_default();

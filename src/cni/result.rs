@@ -8,7 +8,7 @@ use super::request::Request;
 use super::version::SUPPORTED;
 use crate::failure::Failure;
 
-/// Format of a result, told by the member that has the IP addresses.
+/// Format of a result. The formats differ in the members that contain the IP addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     /// `ip4` and `ip6`: 0.1.0 and 0.2.0.
@@ -30,17 +30,17 @@ impl Format {
 }
 
 /// Returns the result of ADD: `prevResult`, byte for byte, with the `cniVersion` of the request.
-/// Without `prevResult` the result is empty. See CNI spec 1.1, section 2, ADD: a plugin outputs the
-/// result it received, or an equivalent one; section 5, Success: in the version of the input.
+/// Empty if the request has no `prevResult`. A plugin outputs the result that it received or an
+/// equivalent one (CNI spec 1.1, section 2, ADD), in the version of its input (section 5, Success).
 ///
-/// libcni passes a result on in the version that the previous plugin gave it
+/// libcni passes on a result in the version that the previous plugin set
 /// ([`buildOneConfig`](https://github.com/containernetworking/cni/blob/v1.3.0/libcni/api.go)). The
-/// next plugin in Go reads it with the type of the config's version, which rejects results of
-/// another format
+/// next plugin, if it is written in Go, parses the result as the version of the config, and rejects
+/// other formats
 /// ([`NewResult`](https://github.com/containernetworking/cni/blob/v1.3.0/pkg/types/100/types.go)).
 ///
-/// A result with `ips` is not converted to `ip4` and `ip6`, nor the reverse: it keeps its version.
-/// The runtime reads a result of any supported version
+/// Results are not converted between `ips` and the older `ip4` and `ip6`: such a result keeps its
+/// version. The runtime reads results of any supported version
 /// ([`create.Create`](https://github.com/containernetworking/cni/blob/v1.3.0/pkg/types/create/create.go)).
 pub fn pass_through(request: &Request) -> Result<String, Error> {
     let mut result = match request.config.non_null("prevResult") {
@@ -55,7 +55,7 @@ pub fn pass_through(request: &Request) -> Result<String, Error> {
     }
     // libcni passes no version if the previous plugin set none. The result then gets the version of
     // the request.
-    if version.is_empty() || can_become(&version, &request.cni_version) {
+    if version.is_empty() || can_convert(&version, &request.cni_version) {
         if Format::of(&version) == Format::Addresses
             && Format::of(&request.cni_version) == Format::AddressesWithVersion
         {
@@ -66,15 +66,15 @@ pub fn pass_through(request: &Request) -> Result<String, Error> {
     serde_json::to_string(&result).map_err(json_error)
 }
 
-/// Returns whether a result of version `from` becomes a result of version `to` if only its
-/// `cniVersion` and the `version` of its addresses are changed. `false` if the versions are equal.
-fn can_become(from: &str, to: &str) -> bool {
+/// Returns true if a result can be converted from version `from` to `to` by changing only its
+/// `cniVersion` and the `version` of its addresses. Returns false if the versions are equal.
+fn can_convert(from: &str, to: &str) -> bool {
     let has_ips = |version| Format::of(version) != Format::OneAddressPerFamily;
     from != to && has_ips(from) == has_ips(to)
 }
 
-/// Sets the `version` of each address, as libcni does when it converts a result. Leaves `ips` of an
-/// unexpected form unchanged, because a flaw in another plugin's result must not fail the pod.
+/// Sets the `version` of each address, as libcni does when it converts a result. Leaves malformed
+/// `ips` unchanged, because an error in another plugin's result must not fail the pod.
 fn set_address_versions(result: &mut Object) {
     let Some(ips) = result.non_null("ips") else { return };
     let Ok(mut ips) = serde_json::from_str::<Vec<Object>>(ips.get()) else { return };

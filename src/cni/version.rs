@@ -33,8 +33,8 @@ impl Command {
         Self::deserialize(text.into_deserializer()).map_err(|_: value::Error| ()).ok()
     }
 
-    /// Environment variables that the command requires, in the order in which `pkg/skel`
-    /// checks them.
+    /// Returns the environment variables that the command requires, in the order in which
+    /// `pkg/skel` checks them.
     pub fn required(self) -> &'static [&'static str] {
         match self {
             Command::Add | Command::Check => {
@@ -47,23 +47,23 @@ impl Command {
     }
 }
 
-/// Versions that this plugin supports. They are those that upstream's plugin supports.
+/// Supported versions, the same as those of upstream's plugin.
 pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// Newest supported version. VERSION always responds with it, as `pkg/skel` does.
+/// Newest supported version. The plugin always responds to VERSION with it, as `pkg/skel` does.
 pub const CURRENT: &str = "1.1.0";
 
 fn check_supported(version: &str) -> Result<(), Error> {
     if SUPPORTED.contains(&version) {
         return Ok(());
     }
-    // Go prints a list of strings without commas, and upstream's message has the list in that form.
+    // Upstream's message contains the list as Go prints it, without commas.
     let supported = format!("{SUPPORTED:?}").replace(',', "");
     Err(Error::new(Failure::IncompatibleVersion, "incompatible CNI versions")
         .with_details(format!("config is {version:?}, plugin supports {supported}")))
 }
 
-/// Checks that the version is supported, and not older than the one that introduced `command`.
+/// Checks that the version is supported and has the command.
 pub fn check(command: Command, version: &str) -> Result<(), Error> {
     let minimum = match command {
         Command::Check => "0.4.0",
@@ -77,16 +77,16 @@ pub fn check(command: Command, version: &str) -> Result<(), Error> {
         return Err(Error::new(Failure::DecodingFailure, problem));
     };
     if Some(parsed) < parse(minimum) {
-        return Err(not_allowed("config", command));
+        return Err(command_not_allowed("config", command));
     }
     if Some(parsed) > parse(CURRENT) {
-        return Err(not_allowed("plugin", command));
+        return Err(command_not_allowed("plugin", command));
     }
     check_supported(version)
 }
 
-/// Returns the error for a command that the version of `config` or `plugin` does not have.
-fn not_allowed(config_or_plugin: &str, command: Command) -> Error {
+/// Returns the error for a command that does not exist in the version of the config or the plugin.
+fn command_not_allowed(config_or_plugin: &str, command: Command) -> Error {
     let problem = format!("{config_or_plugin} version does not allow {command}");
     Error::new(Failure::IncompatibleVersion, problem)
 }

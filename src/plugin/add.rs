@@ -17,7 +17,7 @@ use crate::redirect::backend_order::Backend;
 use crate::redirect::{Ipv6, Redirect};
 use crate::verdict::{PodView, Verdict, verdict};
 
-/// Decides on the request's pod, and installs its rules if the plugin redirects the pod. Returns
+/// Decides whether to redirect the request's pod, and installs the rules if so. Returns
 /// `prevResult` for every pod, meshed or not.
 pub fn add(request: &Request, config: &Config) -> CallOutcome {
     let record = Record::new(request.command, &request.container_id);
@@ -31,8 +31,8 @@ pub fn add(request: &Request, config: &Config) -> CallOutcome {
         Err(error) => return CallOutcome::failed(record, error),
     };
     let record = record.with_pod(&pod);
-    // Some pods are skipped by their namespace and name alone. For those, neither the node's copy
-    // nor the API server has to be asked.
+    // Some pods are skipped by their namespace and name alone. Check this first, because it needs
+    // neither the node's copy nor the API server.
     if let Verdict::Skipped(reason) = verdict(config, &pod, PodView::Incomplete) {
         return CallOutcome::succeeded(record.skipped(reason), output);
     }
@@ -55,8 +55,8 @@ pub fn add(request: &Request, config: &Config) -> CallOutcome {
         }
     };
     let ResolvedRedirect { redirect, ipv6, ignored, .. } = resolved;
-    // Without the API server, the redirect is a guess from the annotations. The rules' marker
-    // records this, so that the audit compares the rules with the pod object later.
+    // Without the API server, the redirect is a guess from the annotations. The marker of the rules
+    // records this, so that an audit compares the rules with the pod object later.
     let redirect = Redirect { is_guessed: search.api_error.is_some(), ..redirect };
     let record = record.with_degraded(search.api_error.as_ref());
     let backend = match install_rules(request, config, redirect, ipv6) {
@@ -88,7 +88,7 @@ fn install_rules(
     in_netns(request, move || firewall::apply(&spec, backends))
 }
 
-/// Whether `prevResult` has an IPv6 address, in the format of any CNI version.
+/// Returns true if `prevResult` contains an IPv6 address, in the format of any CNI version.
 pub fn prev_result_has_ipv6(config: &Object) -> bool {
     let previous = config.non_null("prevResult").map_or("null", RawValue::get);
     let previous: Value = serde_json::from_str(previous).unwrap_or_default();
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ipv6_address_is_found_in_a_result_of_any_version() {
+    fn ipv6_address_is_found_in_a_result_of_any_version() {
         let cases = [
             ("{}", false),
             (r#"{"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}}"#, false),

@@ -1,4 +1,4 @@
-//! CHECK: compares the rules in the pod's netns with those that ADD installs.
+//! CHECK: compares the rules in the pod's netns with the rules that ADD installs.
 
 use super::CallOutcome;
 use super::pod_netns::in_netns;
@@ -17,15 +17,17 @@ use crate::verdict::{PodView, Verdict, verdict};
 pub enum Comparison {
     /// The plugin installs no rules in this pod.
     Skipped(SkipReason),
-    /// The rules that are missing or changed, as lines of `iptables-save`. Empty: all rules are
-    /// present.
+    /// The rules that are missing or changed, as lines of `iptables-save`. Empty: no rule is
+    /// missing or changed.
     Missing(Vec<String>),
 }
 
-/// Fails with [`Failure::RulesMissing`] if rules of a meshed pod are proven to be missing, and
-/// names them. Nothing else fails CHECK, because CRI-O calls CHECK for every pod when it restarts,
-/// and a failed CHECK costs a running pod its sandbox. If the API server does not answer, or if the
-/// pod object or the rules cannot be read, CHECK records the problem and succeeds.
+/// Fails with [`Failure::RulesMissing`] if rules of a meshed pod are known to be missing, and names
+/// them.
+///
+/// Nothing else fails CHECK: CRI-O calls CHECK for every pod when CRI-O restarts, and a running pod
+/// loses its sandbox if CHECK fails. If the API server does not respond, or if the pod object or
+/// the rules cannot be read, CHECK records the problem and succeeds.
 pub fn check(request: &Request, config: &Config) -> CallOutcome {
     let record = Record::new(request.command, &request.container_id).checked();
     let pod = match args::parse_pod(&request.args) {
@@ -34,15 +36,15 @@ pub fn check(request: &Request, config: &Config) -> CallOutcome {
         Err(error) => return outcome(record, Err(error)),
     };
     let record = record.with_pod(&pod);
-    // Some pods are skipped by their namespace and name alone. For those, neither the node's copy
-    // nor the API server has to be asked.
+    // Some pods are skipped by their namespace and name alone. Check this first, because it needs
+    // neither the node's copy nor the API server.
     if let Verdict::Skipped(reason) = verdict(config, &pod, PodView::Incomplete) {
         return outcome(record, Ok(Comparison::Skipped(reason)));
     }
     let requested = RequestedPod::read(&pod, request);
-    // If only the API server can tell what the pod needs, the rules in the netns are first compared
-    // with their own marker. The marker usually tells which rules the pod started with, so that no
-    // request is needed. This saves many requests, because CRI-O calls CHECK also after each ADD.
+    // If the facts would need an API request, first compare the rules in the netns with their own
+    // marker. The marker usually tells which rules the pod started with, so that no request is
+    // needed. This saves many requests, because CRI-O also calls CHECK after each ADD.
     if requested.api_budget(config, request.command).is_some() {
         match in_netns(request, || firewall::missing_rules(None)) {
             Ok(Some(missing)) => return outcome(record, Ok(Comparison::Missing(missing))),

@@ -27,7 +27,7 @@ use crate::quote::quote;
 /// Pause after the first failed request, and longest pause between two requests.
 const PAUSES: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 
-/// The API server's facts about a pod, and the requests that they cost.
+/// Facts about a pod from the API server, and the number of requests that were sent.
 pub struct Fetched {
     pub facts: Result<Decision<PodFacts>, Error>,
     pub requests: u32,
@@ -71,9 +71,9 @@ impl<'a> ApiRequests<'a> {
         Ok(ApiRequests { kubeconfig, budget, pod, deadline, access, client, sent: 0, retries: 0 })
     }
 
-    /// Fetches the facts about the pod. Skips a pod of the agent without a request, because the API
-    /// server may reject the token until that pod has started. The token names the agent's
-    /// namespace. The plugin entry does not always name it: upstream's manifests do not set
+    /// Fetches the facts about the pod. Skips the agent's own pod without a request, because the
+    /// API server may reject the token until that pod has started. Takes the agent's namespace from
+    /// the token, because the plugin entry may lack it: upstream's manifests do not set
     /// `agent-namespace`.
     fn fetch_facts(&mut self, config: &Config) -> Result<Decision<PodFacts>, Error> {
         let pod = self.pod;
@@ -90,8 +90,8 @@ impl<'a> ApiRequests<'a> {
         read_facts(found, pod, self)
     }
 
-    /// GETs `path`. Retries after a temporary error while the budget lasts. An error names the
-    /// `object` and its pod.
+    /// Sends a GET request for `path`, and retries it after a temporary error while the budget
+    /// lasts. Errors name the object as `object`.
     fn get<T: DeserializeOwned>(&mut self, object: &str, path: &str) -> Result<T, Error> {
         let [_, longest_pause] = PAUSES;
         let mut backoff = Backoff::new(PAUSES);
@@ -109,13 +109,12 @@ impl<'a> ApiRequests<'a> {
                 Retry::Never | Retry::NewCredential => return Err(final_error),
                 Retry::Soon => pause,
                 Retry::After(wait) if wait < self.deadline.remaining() => wait.max(pause),
-                // The server asks for more time than is remaining, so the request is repeated
-                // earlier.
+                // The server asks for more time than remains, so retry earlier.
                 Retry::After(_) => longest_pause,
             };
             if wait >= self.deadline.remaining() {
-                // On a busy node, the last retry times out only because the budget ends. In that
-                // case the error of the previous request tells the cause, so it is returned.
+                // On a busy node, the last retry may time out only because the budget ends. The
+                // error of the previous request then tells the cause.
                 return match previous_error {
                     Some(previous_error) if error.is_timeout() => Err(previous_error),
                     _ => Err(final_error),
@@ -128,8 +127,8 @@ impl<'a> ApiRequests<'a> {
         }
     }
 
-    /// Reads the kubeconfig again, as the agent may have renewed the token. Returns whether the
-    /// kubeconfig has changed.
+    /// Reads the kubeconfig again, because the agent may have renewed the token. Returns true if
+    /// the kubeconfig has changed.
     fn reload_kubeconfig(&mut self) -> Result<bool, Error> {
         let access = read_access(self.kubeconfig)?;
         if access == self.access {
@@ -140,7 +139,7 @@ impl<'a> ApiRequests<'a> {
         Ok(true)
     }
 
-    /// Returns the error with which ADD fails if the request is not repeated.
+    /// Returns the error with which ADD fails if the request is not retried.
     fn final_error(&self, object: &str, error: &kube::Error) -> Error {
         let failure = match error.code() {
             Some(401) => Failure::TokenRejected,
@@ -174,7 +173,7 @@ impl ClusterLookup for ApiRequests<'_> {
     }
 }
 
-/// Checks that the object `found` is `pod`. The UIDs are compared if both are known.
+/// Checks that the object `found` is `pod`. Compares the UIDs only if both are known.
 fn check_identity(found: &Metadata, pod: &PodRef) -> Result<(), Error> {
     let Metadata { namespace, name, uid, annotations, .. } = found;
     if *namespace != pod.namespace || *name != pod.name {
@@ -195,8 +194,8 @@ fn unexpected(object: &str, problem: &str) -> Error {
     Error::new(Failure::UnexpectedResponse, format!("cannot read {object}: {problem}"))
 }
 
-/// Returns the error for a plugin entry that names no kubeconfig. If the entry is invalid, this is
-/// the error of the entry, with which the pod also fails if the node's copy decides.
+/// Returns the error for a plugin entry that names no kubeconfig. If the entry is invalid, returns
+/// the entry's own error, with which the pod would also fail if the node's copy decided.
 fn no_kubeconfig(config: &Config) -> Error {
     if let Some(problem) = &config.problem {
         return problem.clone();
@@ -211,8 +210,8 @@ fn read_access(path: &Path) -> Result<ApiAccess, Error> {
     kubeconfig::read(path).map_err(|error| Error::new(Failure::Kubeconfig, error.to_string()))
 }
 
-/// Makes a client whose time-outs leave time for a second request if the server does not respond to
-/// the first.
+/// Creates a client whose timeouts leave time for a second request if the server does not respond
+/// to the first one.
 fn new_client(access: &ApiAccess, budget: Duration, deadline: Deadline) -> Result<Client, Error> {
     let deadlines = Deadlines { connect: budget / 3, response: budget / 2, body: budget / 2 };
     Client::new::<LiteralAddress>(access, "linkerd-cni", deadlines)

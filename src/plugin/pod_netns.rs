@@ -32,8 +32,8 @@ pub fn in_netns<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,
 ) -> Result<T, Error> {
     let netns = Netns::open(&request.netns).map_err(|error| netns_error(&error))?;
-    // The path was checked when the call began, but may lead to another netns since. The netns that
-    // is open now cannot change any more, so it is checked again.
+    // The path was checked when the call began, but may lead to another netns by now. The open
+    // netns cannot change any more, so check it again.
     if !request.netns_override && netns.is_current() {
         return Err(own_netns_error());
     }

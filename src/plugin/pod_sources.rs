@@ -1,28 +1,32 @@
-//! Finds the redirect of a request's pod. The first source that knows the pod decides:
+//! Finds the facts about a request's pod. The first source that knows the pod decides:
 //!
-//! 1. The node's copy of its pods. While a live agent keeps the copy, ADD waits for the agent to
-//!    publish the pod.
-//! 2. The API server. A pod without an annotation of a proxy must not depend on the API server, so
-//!    no request is sent for it, with one exception: an ADD while a live agent keeps a copy that
-//!    lacks the pod. The pod may then have started before the agent saw it.
+//! 1. The node's copy of its pods. While a live agent maintains the copy, ADD waits for the agent
+//!    to publish the pod.
+//! 2. The API server. No request is sent for a pod without an annotation of a proxy, because such a
+//!    pod must not depend on the API server. There is one exception: during an ADD, a live agent
+//!    maintains a copy, but the copy lacks the pod. The pod may have started before the agent saw
+//!    it.
 //! 3. The annotations that the runtime passes, and the plugin entry.
 //!
 //! If the API server or the credential fails, the annotations decide what happens to the pod:
 //!
-//! - A pod with the proxy injector's mark in `linkerd.io/created-by` is redirected with upstream's
-//!   rules. The proxy injector sets this mark on each pod to which it adds a proxy, and copies the
+//! - A pod is redirected with upstream's rules if `linkerd.io/created-by` names the proxy injector.
+//!   The injector sets this annotation on each pod to which it adds a proxy, and copies the
 //!   namespace's annotations to the pod. Upstream's plugin does not read the container
 //!   `linkerd-proxy` either.
-//!   With `strict-proxy-user` the start of such a pod fails instead: annotations do not prove that
-//!   no container runs as the proxy's user.
+//!   With `strict-proxy-user`, such a pod fails to start instead: annotations do not prove that no
+//!   container runs as the proxy's user.
 //! - A pod without an annotation of a proxy is skipped.
-//! - The start of any other pod fails, because the pod may be meshed.
+//! - Any other pod fails to start, because it may be meshed.
 //!
 //! Rules from the annotations alone are a guess, which their marker records for the audit. The
-//! annotations tell neither UID, ports and address families of the container `linkerd-proxy`, nor
-//! whether there is a container `linkerd-init`, nor the users of the other containers, nor the
-//! namespace's value of an annotation that is empty on the pod. Besides, an author can copy the
-//! mark to a pod without a proxy.
+//! annotations do not tell:
+//!
+//! - the UID, ports and address families of the container `linkerd-proxy`;
+//! - whether the pod has a container `linkerd-init`;
+//! - the users of the other containers;
+//! - the namespace's value of an annotation that is empty on the pod;
+//! - whether the pod has a proxy at all: an author can copy the annotations from an injected pod.
 
 use std::time::Duration;
 
@@ -38,7 +42,7 @@ use crate::pod::skip::{self, SkipReason, skipped_by_annotations};
 use crate::pod_copy::{self, NodeCopy};
 use crate::record::{Record, Source};
 
-/// The request's pod, as the node knows it without an API request.
+/// What is known about the request's pod without an API request.
 pub struct RequestedPod<'a> {
     pub pod: &'a PodRef,
     /// The annotations from the runtime. `None`: the runtime passes no annotations.
@@ -46,12 +50,12 @@ pub struct RequestedPod<'a> {
     pub copy: NodeCopy,
 }
 
-/// What the sources say of a pod.
+/// The facts about a pod, and how they were found.
 pub struct PodSearch {
     pub facts: Result<Decision<PodFacts>, Error>,
-    /// The source that decided. `None`: no source did.
+    /// The source that decided. `None`: no source decided.
     pub source: Option<Source>,
-    /// Why the API server did not decide, if the pod is redirected by its annotations instead.
+    /// The API server's error, if the pod is redirected by its annotations instead.
     pub api_error: Option<Error>,
     /// Number of API requests.
     pub requests: u32,
@@ -68,7 +72,7 @@ impl<'a> RequestedPod<'a> {
         RequestedPod { pod, annotations: skip::runtime_annotations(&request.config), copy }
     }
 
-    /// Asks the API server if the pod cannot be decided without it, and returns what was found.
+    /// Returns the facts about the pod. Sends API requests only if they are needed.
     pub fn search(self, config: &Config, command: Command) -> PodSearch {
         let fetched = match self.api_budget(config, command) {
             Some(budget) => Some(fetch_pod::fetch_facts(self.pod, config, budget)),
@@ -85,11 +89,11 @@ impl<'a> RequestedPod<'a> {
         let is_add = command == Command::Add;
         let is_skipped = self.skip_reason().is_some();
         // The pod may have started before the agent saw it, so the annotations alone do not decide.
-        let may_be_late = is_add && matches!(self.copy, NodeCopy::Lacks);
-        if is_skipped && !may_be_late {
+        let may_be_unpublished = is_add && matches!(self.copy, NodeCopy::Lacks);
+        if is_skipped && !may_be_unpublished {
             return None;
         }
-        if is_skipped || !is_add || self.may_start_by_annotations(config) {
+        if is_skipped || !is_add || self.can_start_by_annotations(config) {
             Some(config.api_budget.min(api_budget::SHORT))
         } else {
             Some(config.api_budget)
@@ -97,8 +101,8 @@ impl<'a> RequestedPod<'a> {
     }
 
     /// Decides by the first source that knows the pod: the agent's copy, the API server, or the
-    /// annotations from the runtime. `fetched` is the API server's response; `None` if the plugin
-    /// sent no request.
+    /// annotations from the runtime. `fetched` is the API server's response, or `None` if the
+    /// plugin sent no request.
     pub fn decide(self, config: &Config, command: Command, fetched: Option<Fetched>) -> PodSearch {
         if let NodeCopy::Decides(decision) = self.copy {
             return PodSearch::decided(Source::Copy, *decision, None);
@@ -115,9 +119,9 @@ impl<'a> RequestedPod<'a> {
         search
     }
 
-    /// Decides by the annotations from the runtime. `api_error`: why the API server did not decide.
-    /// CHECK gets no redirect from the annotations: they do not prove which rules a running pod
-    /// needs.
+    /// Decides by the annotations from the runtime. `api_error` is the API server's error, or
+    /// `None` if the plugin sent no request. For CHECK, the annotations can only skip the pod,
+    /// because they do not prove which rules a running pod needs.
     fn decide_by_annotations(
         self,
         config: &Config,
@@ -135,7 +139,7 @@ impl<'a> RequestedPod<'a> {
         };
         if command == Command::Add
             && error.failure.is_outage()
-            && self.may_start_by_annotations(config)
+            && self.can_start_by_annotations(config)
             && let Some(annotations) = self.annotations
         {
             let facts = PodFacts::from_annotations(&self.pod.uid, annotations);
@@ -144,13 +148,13 @@ impl<'a> RequestedPod<'a> {
         PodSearch::failed(error)
     }
 
-    /// Whether ADD redirects the pod by its annotations if the API server cannot be asked.
-    fn may_start_by_annotations(&self, config: &Config) -> bool {
+    /// Returns true if ADD can redirect the pod by its annotations while the API server is down.
+    fn can_start_by_annotations(&self, config: &Config) -> bool {
         !config.strict_proxy_user && self.annotations.as_ref().is_some_and(is_injected)
     }
 
-    /// Returns why the pod needs no redirect according to its annotations. `None` also for a pod
-    /// that the node's copy shows to be meshed, because its annotations then do not count.
+    /// Returns why the pod needs no redirect according to its annotations. Always `None` if the
+    /// node's copy shows that the pod is meshed, because the copy takes precedence.
     fn skip_reason(&self) -> Option<SkipReason> {
         if matches!(self.copy, NodeCopy::TooLarge) {
             return None;
@@ -160,8 +164,7 @@ impl<'a> RequestedPod<'a> {
 }
 
 impl PodSearch {
-    /// Returns the record with the source of the facts, the pod's UID in the facts, and the number
-    /// of requests.
+    /// Adds the source of the facts, the pod's UID and the number of requests to the record.
     pub fn add_to(&self, record: Record) -> Record {
         let pod_uid = match &self.facts {
             Ok(Decision::Redirect(facts)) => facts.uid.clone(),
