@@ -1,5 +1,5 @@
-//! Settings that operators and authors of pods write, and upstream's contract for them in plain
-//! words: which connections of the pod are redirected. Shares no code with `config` and `rules`.
+//! A model of upstream's contract: which connections of a pod are redirected, given the settings of
+//! the operator and the pod's author. Shares no code with `config` and `rules`.
 
 use std::net::IpAddr;
 
@@ -23,7 +23,7 @@ use testkit::node_copy::FakeCluster;
 use crate::packet::{DISCARDED, Hook, INNER_INTERFACES, Packet, TCP};
 use crate::{port_range, subnet};
 
-/// Settings that exist at several places: the plugin entry, the namespace and the pod.
+/// Settings that can be set in the plugin entry, on the namespace and on the pod.
 #[derive(Clone, Debug)]
 pub struct Layer {
     skip_inbound: Option<Vec<PortRange>>,
@@ -35,7 +35,7 @@ pub struct Layer {
     gid: Option<i64>,
 }
 
-/// What the container `linkerd-proxy` states.
+/// Settings of the container `linkerd-proxy`.
 #[derive(Clone, Debug)]
 struct Container {
     uid: Option<i64>,
@@ -57,7 +57,7 @@ pub struct Settings {
     pub ipv6: bool,
 }
 
-/// Annotations with subnets, and the keys of the plugin entry.
+/// Names of the annotations with subnets, and the corresponding keys of the plugin entry.
 const SUBNETS: [(&str, &str); 3] = [
     ("skip-subnets", "subnets-to-ignore"),
     ("skip-inbound-subnets", "inbound-subnets-to-ignore"),
@@ -107,9 +107,9 @@ prop_compose! {
 const API_PORTS: [u16; 2] = [443, 6443];
 
 impl Settings {
-    /// Returns the port to which the connection of `packet` is redirected, by upstream's contract.
+    /// Returns the port to which upstream's contract redirects the connection of `packet`.
     pub fn redirected_to(&self, packet: &Packet) -> Option<u16> {
-        // IPv6 has rules only if the plugin entry says so.
+        // IPv6 has rules only if the plugin entry enables them.
         if packet.source.is_ipv6() && !self.ipv6 {
             return None;
         }
@@ -131,7 +131,7 @@ impl Settings {
         let is_skipped_outbound =
             is_in(&self.skip_outbound()) || is_in_subnets(2, &packet.destination);
         if packet.hook == Hook::Prerouting && inner_interfaces.contains(&packet.interface) {
-            return (!is_skipped_outbound).then_some(self.proxy_port(Hook::Output));
+            return if is_skipped_outbound { None } else { Some(self.proxy_port(Hook::Output)) };
         }
         let is_skipped = match packet.hook {
             Hook::Prerouting => {
@@ -147,10 +147,10 @@ impl Settings {
                     || is_skipped_outbound
             }
         };
-        (!is_skipped).then_some(self.proxy_port(packet.hook))
+        if is_skipped { None } else { Some(self.proxy_port(packet.hook)) }
     }
 
-    /// The list of the pod's annotation, or else of the namespace's.
+    /// Returns the list of the pod's annotation, or else of the namespace's.
     fn annotated(&self, list: fn(&Layer) -> &Option<Vec<PortRange>>) -> Option<&Vec<PortRange>> {
         list(&self.pod).as_ref().or(list(&self.namespace).as_ref())
     }
@@ -173,13 +173,13 @@ impl Settings {
         list.into_iter().flatten().copied().chain(api_ports).collect()
     }
 
-    /// An annotation replaces the namespace's and the list of the plugin entry.
+    /// The pod's annotation replaces the namespace's, which replaces the list of the plugin entry.
     fn skip_subnets(&self, index: usize) -> &[IpNet] {
         let layers = [&self.pod, &self.namespace, &self.entry];
         layers.iter().find_map(|layer| layer.skip_subnets[index].as_deref()).unwrap_or_default()
     }
 
-    /// An annotation replaces the namespace's and the list of the plugin entry.
+    /// The pod's annotation replaces the namespace's, which replaces the list of the plugin entry.
     fn inner_interfaces(&self) -> &[&'static str] {
         let layers = [&self.pod, &self.namespace, &self.entry];
         layers.iter().find_map(|layer| layer.inner_interfaces.as_deref()).unwrap_or_default()
@@ -193,8 +193,8 @@ impl Settings {
     }
 
     /// Returns the rules that upstream's plugin would install for the family, as `iptables -S`
-    /// lists them: lists in their order, with repeated and overlapping elements, and the chains by
-    /// name. Rules for interfaces inside the pod, which upstream lacks, precede them.
+    /// lists them. Upstream keeps the order of lists, and duplicate and overlapping elements. The
+    /// rules for interfaces inside the pod, which upstream lacks, come first.
     pub fn upstream_lines(&self, family: Family) -> Vec<String> {
         let mut lines = ["-P PREROUTING ACCEPT", "-P OUTPUT ACCEPT"].map(String::from).to_vec();
         if family == Family::Ipv6 && !self.ipv6 {
@@ -202,7 +202,7 @@ impl Settings {
         }
         let [inbound, outbound] = ["PROXY_INIT_REDIRECT", "PROXY_INIT_OUTPUT"];
         let skipped = |chain: &str, ranges: &[PortRange]| -> Vec<String> {
-            // At most 15 numbers, also if each element is a range.
+            // At most 15 numbers, even if every element is a range.
             let texts: Vec<String> =
                 ranges.iter().map(|range| range_text(*range).replace('-', ":")).collect();
             let groups = texts.chunks(7).map(|group| group.join(","));
@@ -216,9 +216,9 @@ impl Settings {
                 .collect()
         };
         let skipped_subnets = |chain: &str, option: &str, index: usize| -> Vec<String> {
-            let of_family = |net: &&IpNet| net.addr().is_ipv4() == (family == Family::Ipv4);
+            let is_in_family = |net: &&IpNet| net.addr().is_ipv4() == (family == Family::Ipv4);
             let line = |net: &IpNet| {
-                // Without host bits, and without a condition that each packet meets.
+                // iptables drops host bits, and conditions that every packet matches.
                 let condition = match net.prefix_len() {
                     0 => String::new(),
                     _ => format!(" {option} {}", net.trunc()),
@@ -227,7 +227,7 @@ impl Settings {
                     "-A {chain}{condition} -m comment --comment proxy-init/ignore-subnet -j RETURN"
                 )
             };
-            self.skip_subnets(index).iter().filter(of_family).map(line).collect()
+            self.skip_subnets(index).iter().filter(is_in_family).map(line).collect()
         };
         lines.extend([inbound, outbound].map(|chain| format!("-N {chain}")));
         lines.extend([("PREROUTING", inbound), ("OUTPUT", outbound)].map(|(hook, chain)| {
@@ -288,7 +288,7 @@ impl Settings {
         lines
     }
 
-    /// UID and GID of the proxy. 0 and negative IDs count as none.
+    /// Returns the proxy's UID and GID. IDs of 0 and below mean that there is none.
     fn user(&self) -> (Option<i64>, Option<i64>) {
         let layers = [&self.pod, &self.namespace, &self.entry];
         let uid = self.container.uid.or(layers.iter().find_map(|layer| layer.uid));
@@ -301,8 +301,8 @@ impl Settings {
         proxy_uid == Some(uid.into()) || proxy_gid == Some(gid.into())
     }
 
-    /// Whether ADD succeeds. Without UID and GID, the proxy's connections would be redirected to
-    /// it.
+    /// Returns true if ADD succeeds. Without UID and GID, the proxy's own connections would be
+    /// redirected to the proxy.
     pub fn has_user(&self) -> bool {
         self.user() != (None, None)
     }
@@ -363,7 +363,7 @@ impl Settings {
 }
 
 impl Layer {
-    /// Renders annotations. Port lists also get elements that upstream drops.
+    /// Renders annotations. Adds elements to port lists that upstream drops.
     fn annotations(&self) -> Annotations {
         let ports = |ranges: &Option<Vec<PortRange>>| {
             let ranges = ranges.as_ref()?.iter().copied().map(range_text);
@@ -383,7 +383,7 @@ impl Layer {
             ("proxy-uid", self.uid.map(|id| id.to_string())),
             ("proxy-gid", self.gid.map(|id| id.to_string())),
         ];
-        // An empty value on the pod does not hide the namespace's.
+        // An empty value on the pod does not override the namespace's.
         let render = |(key, value): (&str, Option<String>)| {
             (format!("config.linkerd.io/{key}"), value.unwrap_or_default())
         };

@@ -1,6 +1,7 @@
-//! Properties that hold for every input: printed values read back unchanged, exactly the values of
-//! the documented grammar are accepted, and all backends redirect the same connections. The fuzz
-//! targets show that no input makes the plugin panic; their seeds run here.
+//! Property tests: printed values parse to the same values, exactly the documented grammar is
+//! accepted, and all backends redirect the same connections.
+//!
+//! The seeds of the fuzz targets run here too. Fuzzing shows that no input makes the plugin panic.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
@@ -33,9 +34,9 @@ use testkit::properties::packet::INNER_INTERFACES;
 use testkit::properties::{decision, iptables, packet};
 use ureq::http::Uri;
 
-/// Settings of a property. Cases that failed once run before new cases: a failure adds a line to
-/// the file, which is committed with the mend.
-fn recorded() -> ProptestConfig {
+/// Configuration of a property. Cases that failed before run first: a failure adds a line to the
+/// file, which is committed together with the fix.
+fn property_config() -> ProptestConfig {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/tests/properties/regressions.txt");
     let persistence = FileFailurePersistence::Direct(file);
     ProptestConfig { failure_persistence: Some(Box::new(persistence)), ..ProptestConfig::default() }
@@ -47,6 +48,7 @@ fn config() -> Config {
     Config::read(&serde_json::from_str(text).unwrap()).unwrap()
 }
 
+/// Facts about a pod with one annotation.
 fn annotated(key: &str, value: &str) -> PodFacts {
     PodFacts {
         annotations: Annotations::from([(key.to_owned(), value.to_owned())]),
@@ -55,24 +57,25 @@ fn annotated(key: &str, value: &str) -> PodFacts {
 }
 
 /// Text that resembles a list of ports or subnets.
-fn nearly_a_list() -> impl Strategy<Value = String> {
+fn list_like_text() -> impl Strategy<Value = String> {
     prop_oneof!["[0-9a-f ,:./;=+-]{0,40}", "\\PC{0,20}"]
 }
 
-/// Annotations with a list of subnets.
+/// The annotations that contain a list of subnets.
 fn subnet_keys() -> Vec<&'static str> {
     let rows = annotation::TABLE.iter().filter(|row| row.value == ValueKind::SubnetList);
     rows.map(|row| row.key).collect()
 }
 
-/// A list of subnets, of which some may be invalid.
-fn nearly_subnets() -> impl Strategy<Value = String> {
+/// A list of valid and invalid subnets.
+fn subnet_list() -> impl Strategy<Value = String> {
     let valid = subnet().prop_map(|subnet| subnet.text);
     let element = prop_oneof![4 => valid, 1 => "[0-9a-f ./:]{0,12}", 1 => Just(" ".to_owned())];
     vec(element, 0..4).prop_map(|elements| elements.join(","))
 }
 
-/// Whether `text` is a subnet without leading zeros, which programs read differently.
+/// Returns true if `text` is a subnet without leading zeros. Programs interpret leading zeros
+/// differently.
 fn is_subnet(text: &str) -> bool {
     let address = text.split('/').next().unwrap_or_default();
     address.parse::<IpAddr>().is_ok() && text.parse::<IpNet>().is_ok()
@@ -89,7 +92,7 @@ fn pod_name() -> impl Strategy<Value = String> {
 }
 
 fn port_range() -> impl Strategy<Value = PortRange> {
-    // Some lists have ranges that overlap or adjoin.
+    // Ranges within 20..60 often overlap or adjoin.
     prop_oneof![(any::<u16>(), any::<u16>()), (20..60u16, 20..60u16)]
         .prop_map(|(a, b)| PortRange { first: a.min(b), last: a.max(b) })
 }
@@ -99,11 +102,11 @@ fn subnet() -> impl Strategy<Value = Subnet> {
         .prop_map(|(address, length)| IpNet::V4(Ipv4Net::new(address.into(), length).unwrap()));
     let v6 = (any::<[u8; 16]>(), 0..=128u8)
         .prop_map(|(address, length)| IpNet::V6(Ipv6Net::new(address.into(), length).unwrap()));
-    // Some lists have subnets that contain others, or adjoin.
-    let near = (0..4u8, 24..=32u8).prop_map(|(last, length)| {
+    // Subnets within 10.0.0.0/23 often contain each other or adjoin.
+    let nearby = (0..4u8, 24..=32u8).prop_map(|(last, length)| {
         IpNet::V4(Ipv4Net::new([10, 0, last / 2, 64 * last].into(), length).unwrap())
     });
-    prop_oneof![v4, v6, near].prop_map(|net| Subnet { text: net.to_string(), net: net.trunc() })
+    prop_oneof![v4, v6, nearby].prop_map(|net| Subnet { text: net.to_string(), net: net.trunc() })
 }
 
 prop_compose! {
@@ -142,10 +145,10 @@ fn kubeconfig_list() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(recorded())]
+    #![proptest_config(property_config())]
 
     #[test]
-    fn each_name_that_kubernetes_allows_is_accepted(
+    fn every_name_that_kubernetes_allows_is_accepted(
         namespace in namespace_name(),
         name in pod_name(),
         uid in "[0-9a-f-]{0,36}",
@@ -156,9 +159,9 @@ proptest! {
         prop_assert_eq!(args::parse_pod(&args), Ok(Some(args::PodRef { namespace, name, uid })));
     }
 
-    /// Also checks that `..` is not a name, which an HTTP library may resolve.
+    /// The name must not be `..` either, because an HTTP library may resolve it.
     #[test]
-    fn an_accepted_name_is_one_segment_of_a_url(
+    fn every_accepted_name_is_one_segment_of_a_url(
         name in prop_oneof!["[a-zA-Z0-9./%?#@: -]{1,6}", "[.][./a]{0,3}", "\\PC{1,12}"],
     ) {
         let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={name}");
@@ -174,11 +177,11 @@ proptest! {
     }
 
     #[test]
-    fn ports_read_back_as_they_were_printed(ranges in vec(port_range(), 0..40)) {
+    fn printed_port_ranges_parse_to_the_same_ranges(ranges in vec(port_range(), 0..40)) {
         let printed = ports::joined(&ranges).replace(':', "-");
         if !ranges.is_empty() {
-            let read: Result<Vec<_>, _> = printed.split(',').map(PortRange::parse).collect();
-            prop_assert_eq!(read, Ok(ranges.clone()));
+            let parsed: Result<Vec<_>, _> = printed.split(',').map(PortRange::parse).collect();
+            prop_assert_eq!(parsed, Ok(ranges.clone()));
         }
         let groups = ports::groups(&ranges);
         for group in &groups {
@@ -189,18 +192,20 @@ proptest! {
     }
 
     #[test]
-    fn each_element_of_a_port_list_is_used_or_reported(text in nearly_a_list()) {
+    fn each_element_of_a_port_list_is_used_or_reported(text in list_like_text()) {
         let key = annotation::SKIP_INBOUND_PORTS;
         match config().resolve(&annotated(key, &text)) {
             Ok(found) => {
                 let ignored = found.ignored.iter().inspect(|list| assert_eq!(list.source, key));
                 let ignored: Vec<String> = ignored.flat_map(|list| list.elements.clone()).collect();
                 let more: usize = found.ignored.iter().map(|list| list.more).sum();
-                let is_bad = |element: &&str| PortRange::parse(element).is_err();
-                let (bad, good): (Vec<&str>, Vec<&str>) = text.split(',').partition(is_bad);
-                prop_assert_eq!(bad.len(), ignored.len() + more);
-                prop_assert_eq!(&bad[..ignored.len()], &*ignored);
-                let ranges: Vec<PortRange> = good.iter().map(|element| PortRange::parse(element).unwrap()).collect();
+                let is_invalid = |element: &&str| PortRange::parse(element).is_err();
+                let (invalid, valid): (Vec<&str>, Vec<&str>) =
+                    text.split(',').partition(is_invalid);
+                prop_assert_eq!(invalid.len(), ignored.len() + more);
+                prop_assert_eq!(&invalid[..ignored.len()], &*ignored);
+                let ranges: Vec<PortRange> =
+                    valid.iter().map(|element| PortRange::parse(element).unwrap()).collect();
                 prop_assert_eq!(found.redirect.skip_inbound, ports::distinct(&ranges));
             }
             Err(error) => {
@@ -211,8 +216,8 @@ proptest! {
     }
 
     #[test]
-    fn each_element_of_a_subnet_list_is_used_or_fails(
-        text in prop_oneof![nearly_a_list(), nearly_subnets()],
+    fn each_element_of_a_subnet_list_is_used_or_rejected(
+        text in prop_oneof![list_like_text(), subnet_list()],
         key in select(subnet_keys()),
     ) {
         let elements: Vec<&str> =
@@ -238,7 +243,7 @@ proptest! {
     }
 
     #[test]
-    fn each_element_of_a_list_of_interfaces_is_used_or_reported(
+    fn each_element_of_an_interface_list_is_used_or_reported(
         elements in vec("[a-z0-9+. _/-]{0,17}|docker0|lo|eth0", 1..12),
     ) {
         let key = annotation::INNER_INTERFACES;
@@ -271,7 +276,7 @@ proptest! {
     }
 
     #[test]
-    fn an_error_about_any_kubeconfig_contains_no_secret(
+    fn kubeconfig_errors_contain_no_secret(
         text in "[-a-z:{}\\[\\]\"'|>&*!%#@,0-9 \n]{0,120}",
         lists in [kubeconfig_list(), kubeconfig_list(), kubeconfig_list()],
     ) {
@@ -289,7 +294,7 @@ proptest! {
     }
 
     #[test]
-    fn a_marker_without_digest_reads_back_as_redirect_and_families(
+    fn marker_without_digest_parses_to_the_same_redirect_and_families(
         mut redirect in redirect(),
         length in 0..8_usize,
         has_ipv6 in any::<bool>(),

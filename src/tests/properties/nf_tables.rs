@@ -1,6 +1,7 @@
-//! Reads the netlink messages that the backend `native` sends as rules of iptables with the same
-//! meaning. Numbers are those of `linux/netfilter/nf_tables.h`. Stricter than the kernel: an
-//! unknown attribute, or a comparison of another length than the loaded value, is an error.
+//! Decodes the netlink messages of the backend `native` into iptables rules with the same meaning.
+//!
+//! Numbers are those of `linux/netfilter/nf_tables.h`. The decoder is stricter than the kernel: it
+//! rejects unknown attributes, and comparisons whose length differs from that of the loaded value.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,109 +15,107 @@ const TABLE: &str = "linkerd-cni";
 const SET_NAME: &str = "__set%d";
 /// `NFT_SET_ANONYMOUS | NFT_SET_CONSTANT | NFT_SET_INTERVAL`.
 const SET_FLAGS: u32 = 7;
-/// Types and lengths of keys that `nft` lists: IPv4 address, IPv6 address, port.
+/// Types and lengths of the keys that `nft` can display: IPv4 address, IPv6 address, port.
 const KEYS: [(u32, u32); 3] = [(7, 4), (8, 16), (13, 2)];
-/// The register that the redirect rules use, and that of a port beside an address.
+/// Register for all values except [`PORT_REGISTER`] and [`VERDICT_REGISTER`].
 const REGISTER: u32 = 1;
+/// Register for the port of a destination that also has an address.
 const PORT_REGISTER: u32 = 2;
 const VERDICT_REGISTER: u32 = 0;
 const RETURN: u32 = -5i32 as u32;
 const DROP: u32 = 0;
 const JUMP: u32 = -3i32 as u32;
 
-/// Returns chains and rules of one family, as `iptables -S` lists them. A rule that looks an
-/// address up in a set is one line for each subnet.
+/// Returns the chains and rules of one family, as `iptables -S` lists them. A rule that looks up an
+/// address in a set becomes one line for each subnet.
 pub fn lines(messages: &[Message], family: Family) -> Result<Vec<String>, String> {
-    let number = match family {
+    let family_number = match family {
         Family::Ipv4 => 2,
         Family::Ipv6 => 10,
     };
-    let mut reader = Reader::default();
-    for (index, message) in messages.iter().enumerate().filter(|(_, it)| it.family == number) {
-        reader.read(message).map_err(|problem| format!("message {index}: {problem}"))?;
+    let mut decoder = Decoder::default();
+    for (index, message) in messages.iter().enumerate() {
+        if message.family == family_number {
+            decoder.message(message).map_err(|problem| format!("message {index}: {problem}"))?;
+        }
     }
-    if reader.sets.is_empty() { Ok(reader.lines) } else { Err("a set without a rule".to_owned()) }
+    if !decoder.sets.is_empty() {
+        return Err("a set without a rule".to_owned());
+    }
+    Ok(decoder.lines)
 }
+
+/// Sets by ID: length of keys in bytes, and keys. A flag marks the end of a range, which the range
+/// does not contain.
+type Sets = BTreeMap<u32, (usize, Vec<(u128, bool)>)>;
 
 #[derive(Default)]
-struct Reader {
+struct Decoder {
     lines: Vec<String>,
-    /// Sets that no rule uses yet, by ID: length of keys in bytes, and keys. A flag marks the end
-    /// of a range, which the range does not contain.
-    sets: BTreeMap<u32, (usize, Vec<(u128, bool)>)>,
+    /// Sets that no rule uses yet.
+    sets: Sets,
 }
 
-impl Reader {
-    fn read(&mut self, message: &Message) -> Result<(), String> {
+impl Decoder {
+    fn message(&mut self, message: &Message) -> Result<(), String> {
         let bytes = &message.attributes.0;
         if message.flags & CREATE == 0 {
             return Err("no flag CREATE".to_owned());
         }
         match message.kind {
-            0 => is_text(named(bytes, [1])?[0], TABLE),
+            0 => expect_text(exact_attributes(bytes, [1])?[0], TABLE),
             3 => self.chain(bytes),
             6 => self.rule(bytes),
-            9 => {
-                let [table, name, flags, kind, length, id] = named(bytes, [1, 2, 3, 4, 5, 10])?;
-                is_text(table, TABLE)?;
-                is_text(name, SET_NAME)?;
-                is_number(flags, SET_FLAGS)?;
-                let key = (number(kind)?, number(length)?);
-                let set = (key.1 as usize, Vec::new());
-                match KEYS.contains(&key) && self.sets.insert(number(id)?, set).is_none() {
-                    true => Ok(()),
-                    false => Err("not a new set of addresses or ports".to_owned()),
-                }
-            }
+            9 => self.set(bytes),
             12 => self.elements(bytes),
             other => Err(format!("unknown message type {other}")),
         }
     }
 
-    /// Reads a chain, of type `nat` if it is a base chain.
     fn chain(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let (table, name) = match named(bytes, [1, 3]) {
-            Ok([_, name]) if ["PREROUTING", "OUTPUT"].contains(&&*text(name)?) => {
-                return Err("no hook".to_owned());
-            }
-            Ok([table, name]) => (table, name),
-            Err(_) => {
-                let [table, name, hook, policy, kind] = named(bytes, [1, 3, 4, 5, 7])?;
-                let [hook, priority] = named(hook, [1, 2])?;
-                is_text(name, if number(hook)? == 0 { "PREROUTING" } else { "OUTPUT" })?;
-                // After conntrack, and before `iptables -t nat`.
-                let is_first_nat = (-199..-100).contains(&(number(priority)? as i32));
-                if ![0, 3].contains(&number(hook)?) || !is_first_nat {
-                    return Err("not a base chain between conntrack and iptables".to_owned());
-                }
-                is_text(kind, "nat")?;
-                is_number(policy, 1)?;
-                (table, name)
-            }
-        };
-        is_text(table, TABLE)?;
+        let has_hook = attributes(bytes)?.iter().any(|(kind, _)| *kind == 4);
+        let [table, name] = if has_hook { base_chain(bytes)? } else { regular_chain(bytes)? };
+        expect_text(table, TABLE)?;
         self.lines.push(format!("-N {}", text(name)?));
         Ok(())
     }
 
-    /// Reads elements. Each is above the last one, and an end follows each start, unless the range
-    /// has the largest key.
+    fn set(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let [table, name, flags, kind, length, id] = exact_attributes(bytes, [1, 2, 3, 4, 5, 10])?;
+        expect_text(table, TABLE)?;
+        expect_text(name, SET_NAME)?;
+        expect_number(flags, SET_FLAGS)?;
+        let (kind, length) = (number(kind)?, number(length)?);
+        if !KEYS.contains(&(kind, length)) {
+            return Err("not a set of addresses or ports".to_owned());
+        }
+        if self.sets.insert(number(id)?, (length as usize, Vec::new())).is_some() {
+            return Err("two sets with one ID".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Reads the elements of a set. They must be in ascending order. Each start of a range must be
+    /// followed by its end, unless the range ends with the largest key.
     fn elements(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let [table, name, list, id] = named(bytes, [1, 2, 3, 4])?;
-        is_text(table, TABLE)?;
-        is_text(name, SET_NAME)?;
+        let [table, name, list, id] = exact_attributes(bytes, [1, 2, 3, 4])?;
+        expect_text(table, TABLE)?;
+        expect_text(name, SET_NAME)?;
         let (length, set) = self.sets.get_mut(&number(id)?).ok_or("no such set")?;
         for (kind, element) in attributes(list)? {
-            let (key, is_end) = match named(element, [1, 3]) {
-                Ok([key, flags]) => is_number(flags, 1).map(|()| (key, true))?,
-                Err(_) => (named(element, [1])?[0], false),
+            let (key, is_end) = match exact_attributes(element, [1, 3]) {
+                Ok([key, flags]) => {
+                    expect_number(flags, 1)?;
+                    (key, true)
+                }
+                Err(_) => (exact_attributes(element, [1])?[0], false),
             };
             let key = value(key)?;
-            let place = match set.last() {
+            let is_in_order = match set.last() {
                 Some((last, was_end)) => *last < big_endian(key) && *was_end != is_end,
                 None => !is_end,
             };
-            if kind != 1 || key.len() != *length || !place {
+            if kind != 1 || key.len() != *length || !is_in_order {
                 return Err(format!("misplaced element {key:?}"));
             }
             set.push((big_endian(key), is_end));
@@ -125,140 +124,226 @@ impl Reader {
     }
 
     fn rule(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let [table, chain, expressions, _comment] = named(bytes, [1, 2, 4, 7])?;
-        is_text(table, TABLE)?;
+        let [table, chain, expressions, _comment] = exact_attributes(bytes, [1, 2, 4, 7])?;
+        expect_text(table, TABLE)?;
         let chain = text(chain)?;
         if !self.lines.contains(&format!("-N {chain}")) {
             return Err("no such chain".to_owned());
         }
         let mut rules = vec![format!("-A {chain}")];
-        // Option and length of the loaded value, and its mask.
-        let (mut loaded, mut mask, mut port, mut target) = (("", 0), None, None, None);
+        let mut decoder = RuleDecoder::new(&mut self.sets);
         for (kind, element) in attributes(expressions)? {
-            let [name, data] = named(element, [1, 2])?;
-            let (name, option) = (text(name)?, loaded.0);
-            let compared = |bytes| value(bytes).and_then(|value| of_length(value, loaded.1));
-            let conditions = match &*name {
-                _ if kind != 1 || rules.iter().any(|rule| rule.contains(" -j ")) => {
-                    return Err("no expression, or one behind the verdict".to_owned());
-                }
-                "meta" | "payload" => {
-                    (loaded, mask) = (load(&name, data)?, None);
-                    continue;
-                }
-                "bitwise" => {
-                    let [from, to, length, and, xor] = named(data, [1, 2, 3, 4, 5])?;
-                    for (number, wanted) in
-                        [(from, REGISTER), (to, REGISTER), (length, loaded.1 as u32)]
-                    {
-                        is_number(number, wanted)?;
-                    }
-                    if big_endian(compared(xor)?) != 0 {
-                        return Err("inverted bits".to_owned());
-                    }
-                    mask = Some(compared(and)?);
-                    continue;
-                }
-                "cmp" => {
-                    let [register, operator, data] = named(data, [1, 2, 3])?;
-                    is_number(register, REGISTER)?;
-                    is_number(operator, 0)?;
-                    vec![format!("{option} {}", equal(option, compared(data)?, mask)?)]
-                }
-                "range" => {
-                    let [register, operator, first, last] = named(data, [1, 2, 3, 4])?;
-                    is_number(register, REGISTER)?;
-                    is_number(operator, 0)?;
-                    let ports = (big_endian(compared(first)?), big_endian(compared(last)?));
-                    vec![format!("--dport {}", list(option, &[ports])?)]
-                }
-                "lookup" => {
-                    let [name, register, id, flags] = named(data, [1, 2, 4, 5])?;
-                    is_text(name, SET_NAME)?;
-                    is_number(register, REGISTER)?;
-                    is_number(flags, 0)?;
-                    // A set belongs to one rule.
-                    let (length, set) = self.sets.remove(&number(id)?).ok_or("no such set")?;
-                    if length != loaded.1 || mask.is_some() || set.is_empty() {
-                        return Err("no keys, or keys of another length".to_owned());
-                    }
-                    let ranges = ranges(&set, length);
-                    match option {
-                        "-s" | "-d" => subnets(&ranges, length)
-                            .into_iter()
-                            .map(|net| format!("{option} {net}"))
-                            .collect(),
-                        _ => vec![format!("--dports {}", list(option, &ranges)?)],
-                    }
-                }
-                "immediate" => {
-                    let [register, data] = named(data, [1, 2])?;
-                    if [REGISTER, PORT_REGISTER].contains(&number(register)?) {
-                        match value(data)? {
-                            bytes @ [_, _] => port = Some((number(register)?, big_endian(bytes))),
-                            bytes @ [_, _, _, _] if number(register)? == REGISTER => {
-                                target = Some(address(big_endian(bytes), 4));
-                            }
-                            other => return Err(format!("neither port nor address: {other:?}")),
-                        }
-                        continue;
-                    }
-                    is_number(register, VERDICT_REGISTER)?;
-                    let [verdict] = named(data, [2])?;
-                    vec![match named(verdict, [1]) {
-                        Ok([code]) if number(code)? == DROP => {
-                            "-j DNAT --to-destination 0.0.0.0".to_owned()
-                        }
-                        Ok([code]) => is_number(code, RETURN).map(|()| "-j RETURN".to_owned())?,
-                        Err(_) => {
-                            let [code, chain] = named(verdict, [1, 2])?;
-                            is_number(code, JUMP)?;
-                            format!("-j {}", text(chain)?)
-                        }
-                    }]
-                }
-                "redir" => {
-                    let [register] = named(data, [1])?;
-                    is_number(register, REGISTER)?;
-                    match (port, target) {
-                        (Some((REGISTER, port)), None) => {
-                            vec![format!("-j REDIRECT --to-ports {port}")]
-                        }
-                        other => return Err(format!("redirect to {other:?}")),
-                    }
-                }
-                "nat" => {
-                    // Kind 1 is a change of the destination, family 2 is IPv4.
-                    let [kind, family, to, to_port] = named(data, [1, 2, 3, 5])?;
-                    for (number, wanted) in
-                        [(kind, 1), (family, 2), (to, REGISTER), (to_port, PORT_REGISTER)]
-                    {
-                        is_number(number, wanted)?;
-                    }
-                    match (port, target) {
-                        (Some((PORT_REGISTER, port)), Some(target)) => {
-                            vec![format!("-j DNAT --to-destination {target}:{port}")]
-                        }
-                        other => return Err(format!("destination {other:?}")),
-                    }
-                }
-                other => return Err(format!("unknown expression {other}")),
-            };
-            rules = rules
-                .iter()
-                .flat_map(|rule| conditions.iter().map(move |it| format!("{rule} {it}")))
-                .collect();
+            if kind != 1 || rules.iter().any(|rule| rule.contains(" -j ")) {
+                return Err("no expression, or one after the verdict".to_owned());
+            }
+            let [name, data] = exact_attributes(element, [1, 2])?;
+            let alternatives = decoder.expression(&text(name)?, data)?;
+            if !alternatives.is_empty() {
+                rules = append_each(&rules, &alternatives);
+            }
         }
         self.lines.extend(rules);
         Ok(())
     }
 }
 
-/// Returns the option that compares the loaded value, and the length of the value.
+/// Reads the table and name of a chain without a hook.
+fn regular_chain(bytes: &[u8]) -> Result<[&[u8]; 2], String> {
+    let [table, name] = exact_attributes(bytes, [1, 3])?;
+    if ["PREROUTING", "OUTPUT"].contains(&text(name)?.as_str()) {
+        return Err("no hook".to_owned());
+    }
+    Ok([table, name])
+}
+
+/// Reads the table and name of a base chain of type `nat`.
+fn base_chain(bytes: &[u8]) -> Result<[&[u8]; 2], String> {
+    let [table, name, hook, policy, kind] = exact_attributes(bytes, [1, 3, 4, 5, 7])?;
+    let [hook, priority] = exact_attributes(hook, [1, 2])?;
+    let hook = number(hook)?;
+    expect_text(name, if hook == 0 { "PREROUTING" } else { "OUTPUT" })?;
+    // After conntrack, and before `iptables -t nat`.
+    let is_first_nat = (-199..-100).contains(&(number(priority)? as i32));
+    if ![0, 3].contains(&hook) || !is_first_nat {
+        return Err("not a base chain between conntrack and iptables".to_owned());
+    }
+    expect_text(kind, "nat")?;
+    expect_number(policy, 1)?;
+    Ok([table, name])
+}
+
+/// Returns every combination of a rule and one of the alternatives.
+fn append_each(rules: &[String], alternatives: &[String]) -> Vec<String> {
+    let mut combinations = Vec::new();
+    for rule in rules {
+        for alternative in alternatives {
+            combinations.push(format!("{rule} {alternative}"));
+        }
+    }
+    combinations
+}
+
+/// Decodes the expressions of one rule.
+struct RuleDecoder<'s, 'b> {
+    sets: &'s mut Sets,
+    /// The iptables option for the loaded value, and the length of the value.
+    loaded: (&'static str, usize),
+    /// Mask of the loaded value.
+    mask: Option<&'b [u8]>,
+    /// Register and number of the port to redirect to.
+    port: Option<(u32, u128)>,
+    /// Address to redirect to.
+    target: Option<IpAddr>,
+}
+
+impl<'s, 'b> RuleDecoder<'s, 'b> {
+    fn new(sets: &'s mut Sets) -> Self {
+        RuleDecoder { sets, loaded: ("", 0), mask: None, port: None, target: None }
+    }
+
+    /// Decodes an expression into iptables options. Returns none if the expression only loads a
+    /// value, and one alternative for each subnet if it looks up an address in a set.
+    fn expression(&mut self, name: &str, data: &'b [u8]) -> Result<Vec<String>, String> {
+        match name {
+            "meta" | "payload" => {
+                self.loaded = load(name, data)?;
+                self.mask = None;
+                Ok(Vec::new())
+            }
+            "bitwise" => {
+                self.mask = Some(self.bitmask(data)?);
+                Ok(Vec::new())
+            }
+            "cmp" => Ok(vec![self.comparison(data)?]),
+            "range" => Ok(vec![self.port_range(data)?]),
+            "lookup" => self.lookup(data),
+            "immediate" => self.immediate(data),
+            "redir" => Ok(vec![self.redirect(data)?]),
+            "nat" => Ok(vec![self.destination_nat(data)?]),
+            other => Err(format!("unknown expression {other}")),
+        }
+    }
+
+    fn bitmask(&self, data: &'b [u8]) -> Result<&'b [u8], String> {
+        let [from, to, length, and, xor] = exact_attributes(data, [1, 2, 3, 4, 5])?;
+        expect_number(from, REGISTER)?;
+        expect_number(to, REGISTER)?;
+        expect_number(length, self.loaded.1 as u32)?;
+        if big_endian(self.operand(xor)?) != 0 {
+            return Err("inverted bits".to_owned());
+        }
+        self.operand(and)
+    }
+
+    fn comparison(&self, data: &'b [u8]) -> Result<String, String> {
+        let [register, operator, operand] = exact_attributes(data, [1, 2, 3])?;
+        expect_number(register, REGISTER)?;
+        expect_number(operator, 0)?;
+        let (option, _) = self.loaded;
+        Ok(format!("{option} {}", compared_value(option, self.operand(operand)?, self.mask)?))
+    }
+
+    fn port_range(&self, data: &'b [u8]) -> Result<String, String> {
+        let [register, operator, first, last] = exact_attributes(data, [1, 2, 3, 4])?;
+        expect_number(register, REGISTER)?;
+        expect_number(operator, 0)?;
+        let ports = (big_endian(self.operand(first)?), big_endian(self.operand(last)?));
+        let (option, _) = self.loaded;
+        Ok(format!("--dport {}", port_list(option, &[ports])?))
+    }
+
+    fn lookup(&mut self, data: &'b [u8]) -> Result<Vec<String>, String> {
+        let [name, register, id, flags] = exact_attributes(data, [1, 2, 4, 5])?;
+        expect_text(name, SET_NAME)?;
+        expect_number(register, REGISTER)?;
+        expect_number(flags, 0)?;
+        // A set belongs to one rule.
+        let (length, set) = self.sets.remove(&number(id)?).ok_or("no such set")?;
+        let (option, loaded_length) = self.loaded;
+        if length != loaded_length || self.mask.is_some() || set.is_empty() {
+            return Err("no keys, or keys of another length".to_owned());
+        }
+        let ranges = ranges(&set, length);
+        if option == "-s" || option == "-d" {
+            let subnets = subnets(&ranges, length);
+            return Ok(subnets.iter().map(|net| format!("{option} {net}")).collect());
+        }
+        Ok(vec![format!("--dports {}", port_list(option, &ranges)?)])
+    }
+
+    /// Decodes an expression that loads a port, an address or a verdict.
+    fn immediate(&mut self, data: &'b [u8]) -> Result<Vec<String>, String> {
+        let [register, data] = exact_attributes(data, [1, 2])?;
+        let register = number(register)?;
+        if register == VERDICT_REGISTER {
+            return Ok(vec![verdict(data)?]);
+        }
+        match (register, value(data)?) {
+            (REGISTER | PORT_REGISTER, bytes @ [_, _]) => {
+                self.port = Some((register, big_endian(bytes)));
+            }
+            (REGISTER, bytes @ [_, _, _, _]) => {
+                self.target = Some(address(big_endian(bytes), 4));
+            }
+            other => return Err(format!("neither port nor address: {other:?}")),
+        }
+        Ok(Vec::new())
+    }
+
+    fn redirect(&self, data: &[u8]) -> Result<String, String> {
+        let [register] = exact_attributes(data, [1])?;
+        expect_number(register, REGISTER)?;
+        match (self.port, self.target) {
+            (Some((REGISTER, port)), None) => Ok(format!("-j REDIRECT --to-ports {port}")),
+            other => Err(format!("redirect to {other:?}")),
+        }
+    }
+
+    fn destination_nat(&self, data: &[u8]) -> Result<String, String> {
+        let [kind, family, to, to_port] = exact_attributes(data, [1, 2, 3, 5])?;
+        // `NFT_NAT_DNAT` and `NFPROTO_IPV4`.
+        expect_number(kind, 1)?;
+        expect_number(family, 2)?;
+        expect_number(to, REGISTER)?;
+        expect_number(to_port, PORT_REGISTER)?;
+        match (self.port, self.target) {
+            (Some((PORT_REGISTER, port)), Some(target)) => {
+                Ok(format!("-j DNAT --to-destination {target}:{port}"))
+            }
+            other => Err(format!("destination {other:?}")),
+        }
+    }
+
+    /// Returns the value that an expression compares with the loaded value. Both must have the same
+    /// length.
+    fn operand(&self, bytes: &'b [u8]) -> Result<&'b [u8], String> {
+        let operand = value(bytes)?;
+        if operand.len() != self.loaded.1 {
+            return Err("lengths of values differ".to_owned());
+        }
+        Ok(operand)
+    }
+}
+
+fn verdict(data: &[u8]) -> Result<String, String> {
+    let [verdict] = exact_attributes(data, [2])?;
+    if let Ok([code]) = exact_attributes(verdict, [1]) {
+        if number(code)? == DROP {
+            return Ok("-j DNAT --to-destination 0.0.0.0".to_owned());
+        }
+        expect_number(code, RETURN)?;
+        return Ok("-j RETURN".to_owned());
+    }
+    let [code, chain] = exact_attributes(verdict, [1, 2])?;
+    expect_number(code, JUMP)?;
+    Ok(format!("-j {}", text(chain)?))
+}
+
+/// Returns the iptables option for the loaded value, and the length of the value.
 fn load(name: &str, data: &[u8]) -> Result<(&'static str, usize), String> {
     if name == "meta" {
-        let [register, key] = named(data, [1, 2])?;
-        is_number(register, REGISTER)?;
+        let [register, key] = exact_attributes(data, [1, 2])?;
+        expect_number(register, REGISTER)?;
         return match number(key)? {
             6 => Ok(("-i", 16)),
             7 => Ok(("-o", 16)),
@@ -268,9 +353,9 @@ fn load(name: &str, data: &[u8]) -> Result<(&'static str, usize), String> {
             other => Err(format!("unknown property {other}")),
         };
     }
-    let [register, base, offset, length] = named(data, [1, 2, 3, 4])?;
-    is_number(register, REGISTER)?;
-    // Header of network or transport, offset of the field, and its length.
+    let [register, base, offset, length] = exact_attributes(data, [1, 2, 3, 4])?;
+    expect_number(register, REGISTER)?;
+    // The network or transport header, the offset of the field in the header, and its length.
     match (number(base)?, number(offset)?, number(length)?) {
         (2, 2, 2) => Ok(("--dport", 2)),
         (1, 12, 4) => Ok(("-s", 4)),
@@ -281,8 +366,8 @@ fn load(name: &str, data: &[u8]) -> Result<(&'static str, usize), String> {
     }
 }
 
-/// Returns the value that a comparison requires, as iptables prints it.
-fn equal(option: &str, value: &[u8], mask: Option<&[u8]>) -> Result<String, String> {
+/// Returns the value of a comparison, as iptables prints it.
+fn compared_value(option: &str, value: &[u8], mask: Option<&[u8]>) -> Result<String, String> {
     Ok(match (option, mask) {
         ("-s" | "-d", Some(mask)) => {
             let prefix = ipnet::ip_mask_to_prefix(address(big_endian(mask), value.len()));
@@ -300,34 +385,38 @@ fn equal(option: &str, value: &[u8], mask: Option<&[u8]>) -> Result<String, Stri
     })
 }
 
-/// Returns the ranges of a set.
+/// Returns the first and last key of each range in a set. Starts and ends of ranges alternate. The
+/// last range may have no end.
 fn ranges(set: &[(u128, bool)], length: usize) -> Vec<(u128, u128)> {
     let largest = u128::MAX >> (128 - 8 * length);
+    let starts = set.iter().step_by(2).map(|(start, _)| *start);
     let ends = set.iter().skip(1).step_by(2).map(|(end, _)| end - 1).chain([largest]);
-    set.iter().step_by(2).map(|(start, _)| *start).zip(ends).collect()
+    starts.zip(ends).collect()
 }
 
-fn list(option: &str, ranges: &[(u128, u128)]) -> Result<String, String> {
-    let texts = ranges.iter().map(|(first, last)| format!("{first}:{last}"));
-    match option {
-        "--dport" => Ok(texts.collect::<Vec<_>>().join(",")),
-        _ => Err(format!("{option} is compared with ranges")),
+fn port_list(option: &str, ranges: &[(u128, u128)]) -> Result<String, String> {
+    if option != "--dport" {
+        return Err(format!("{option} is compared with ranges"));
     }
+    let texts: Vec<String> = ranges.iter().map(|(first, last)| format!("{first}:{last}")).collect();
+    Ok(texts.join(","))
 }
 
+/// Splits ranges of addresses into subnets.
 fn subnets(ranges: &[(u128, u128)], length: usize) -> Vec<String> {
-    let of_range = |(first, last): &(u128, u128)| -> Vec<String> {
+    let mut subnets = Vec::new();
+    for (first, last) in ranges {
         match (address(*first, length), address(*last, length)) {
             (IpAddr::V4(first), IpAddr::V4(last)) => {
-                Ipv4Subnets::new(first, last, 0).map(|net| net.to_string()).collect()
+                subnets.extend(Ipv4Subnets::new(first, last, 0).map(|net| net.to_string()));
             }
             (IpAddr::V6(first), IpAddr::V6(last)) => {
-                Ipv6Subnets::new(first, last, 0).map(|net| net.to_string()).collect()
+                subnets.extend(Ipv6Subnets::new(first, last, 0).map(|net| net.to_string()));
             }
             mixed => panic!("addresses of two families: {mixed:?}"),
         }
-    };
-    ranges.iter().flat_map(of_range).collect()
+    }
+    subnets
 }
 
 fn address(number: u128, length: usize) -> IpAddr {
@@ -341,7 +430,7 @@ fn big_endian(bytes: &[u8]) -> u128 {
     bytes.iter().fold(0, |number, byte| number << 8 | u128::from(*byte))
 }
 
-/// Reads a sequence of netlink attributes: types, without flags, and values.
+/// Reads a sequence of netlink attributes. Returns their types, without flags, and their values.
 fn attributes(mut bytes: &[u8]) -> Result<Vec<(u16, &[u8])>, String> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -361,23 +450,22 @@ fn attributes(mut bytes: &[u8]) -> Result<Vec<(u16, &[u8])>, String> {
     Ok(found)
 }
 
-/// Reads a sequence of exactly the attributes `kinds`.
-fn named<const N: usize>(bytes: &[u8], kinds: [u16; N]) -> Result<[&[u8]; N], String> {
+/// Reads a sequence of netlink attributes that must have exactly the types `kinds`, in any order.
+fn exact_attributes<const N: usize>(bytes: &[u8], kinds: [u16; N]) -> Result<[&[u8]; N], String> {
     let found = attributes(bytes)?;
     let mut values = [&[][..]; N];
     for (value, kind) in values.iter_mut().zip(kinds) {
-        let known = found.iter().find(|(found, _)| *found == kind);
-        *value = known.ok_or(format!("no attribute {kind}"))?.1;
+        let attribute = found.iter().find(|(found_kind, _)| *found_kind == kind);
+        *value = attribute.ok_or(format!("no attribute {kind}"))?.1;
     }
-    if found.len() == N { Ok(values) } else { Err("unknown attributes".to_owned()) }
+    if found.len() != N {
+        return Err("unknown attributes".to_owned());
+    }
+    Ok(values)
 }
 
 fn value(bytes: &[u8]) -> Result<&[u8], String> {
-    named(bytes, [1]).map(|[value]| value)
-}
-
-fn of_length(value: &[u8], length: usize) -> Result<&[u8], String> {
-    if value.len() == length { Ok(value) } else { Err("lengths of values differ".to_owned()) }
+    exact_attributes(bytes, [1]).map(|[value]| value)
 }
 
 fn text(bytes: &[u8]) -> Result<String, String> {
@@ -389,12 +477,12 @@ fn number(bytes: &[u8]) -> Result<u32, String> {
     bytes.try_into().map(u32::from_be_bytes).map_err(|_| "not a number of 4 bytes".to_owned())
 }
 
-fn is_text(bytes: &[u8], wanted: &str) -> Result<(), String> {
+fn expect_text(bytes: &[u8], expected: &str) -> Result<(), String> {
     let found = text(bytes)?;
-    if found == wanted { Ok(()) } else { Err(format!("{found} instead of {wanted}")) }
+    if found == expected { Ok(()) } else { Err(format!("{found} instead of {expected}")) }
 }
 
-fn is_number(bytes: &[u8], wanted: u32) -> Result<(), String> {
+fn expect_number(bytes: &[u8], expected: u32) -> Result<(), String> {
     let found = number(bytes)?;
-    if found == wanted { Ok(()) } else { Err(format!("{found} instead of {wanted}")) }
+    if found == expected { Ok(()) } else { Err(format!("{found} instead of {expected}")) }
 }

@@ -1,5 +1,5 @@
-//! The properties of the fuzz targets, for their committed seeds. `scripts/checks/fuzz` goes on
-//! from these.
+//! Runs the properties of the fuzz targets on their committed seeds. `scripts/checks/fuzz` starts
+//! from the same seeds.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::process::Command;
 use tempfile::TempDir;
 use testkit::properties::fuzzed;
 
-/// Seeds that were written by hand, and those that fuzzing found.
+/// Reads the seeds of a target, both those written by hand and those found by fuzzing.
 fn seeds(target: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds");
     let found = TempDir::new().unwrap();
@@ -27,21 +27,21 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn every_seed_on_stdin_gets_a_cni_output() {
+fn every_stdin_seed_produces_a_cni_output() {
     for seed in seeds("stdin") {
         fuzzed::stdin_gets_a_cni_output(&seed);
     }
 }
 
 #[test]
-fn every_seed_of_a_pod_becomes_rules_or_an_error() {
+fn every_pod_seed_produces_rules_or_an_error() {
     for seed in seeds("pod") {
         fuzzed::pod_becomes_rules_or_an_error(&seed);
     }
 }
 
 #[test]
-fn no_seed_makes_a_meshed_pod_bare_without_reason() {
+fn no_decision_seed_starts_a_meshed_pod_without_rules_unless_documented() {
     for seed in seeds("decision") {
         if let Ok(text) = std::str::from_utf8(&seed) {
             fuzzed::meshed_pod_is_not_bare_without_reason(text);

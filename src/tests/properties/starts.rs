@@ -1,4 +1,4 @@
-//! Starts of random pods: none with a proxy is skipped without a documented reason.
+//! Decides on random pods: a pod with a proxy is skipped only for a documented reason.
 
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::{self, Annotations};
@@ -9,12 +9,12 @@ use proptest::sample::select;
 use testkit::chart::yaml;
 
 use crate::decision::{API_ERRORS, COPY_STATES, CopyState, EXCLUDED, Start};
-use crate::recorded;
-use crate::{namespace_name, nearly_a_list, pod_name};
+use crate::property_config;
+use crate::{list_like_text, namespace_name, pod_name};
 
 const CONTAINERS: [&str; 4] = ["app", "linkerd-proxy", "linkerd-init", "linkerd-proxy-2"];
 
-/// Keys or values of annotations.
+/// Reads the `keys` or `values` of annotations from `starts.yaml`.
 fn texts(kind: &str) -> Vec<String> {
     let texts = yaml(include_str!("starts.yaml"))[kind].take();
     serde_json::from_value(texts).unwrap()
@@ -23,7 +23,7 @@ fn texts(kind: &str) -> Vec<String> {
 fn annotations() -> impl Strategy<Value = Annotations> {
     let mut keys = texts("keys");
     keys.extend(annotation::TABLE.iter().map(|row| row.key.to_owned()));
-    let value = prop_oneof![4 => select(texts("values")), 1 => nearly_a_list()];
+    let value = prop_oneof![4 => select(texts("values")), 1 => list_like_text()];
     btree_map(select(keys), value, 0..5)
 }
 
@@ -46,15 +46,15 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..recorded() })]
+    #![proptest_config(ProptestConfig { cases: 2000, ..property_config() })]
 
     #[test]
-    fn a_pod_with_a_proxy_is_never_skipped_without_a_documented_reason(start in start()) {
+    fn pod_with_a_proxy_is_skipped_only_for_a_documented_reason(start in start()) {
         start.assert_not_bare();
     }
 
     #[test]
-    fn the_nodes_copy_decides_like_the_pod_object(
+    fn node_copy_and_pod_object_lead_to_the_same_decision(
         start in start(),
     ) {
         let by_object =
@@ -64,9 +64,9 @@ proptest! {
     }
 }
 
-/// The property above is empty if most pods fail or are skipped.
+/// The properties above would prove nothing if all pods failed or were skipped.
 #[test]
-fn each_outcome_of_a_start_occurs() {
+fn pods_are_redirected_skipped_or_fail_depending_on_the_input() {
     let start = |annotations: &[(&str, &str)], containers: &[&'static str]| Start {
         namespace: "ns".to_owned(),
         name: "web".to_owned(),

@@ -1,6 +1,8 @@
-//! Both renderings of a redirect, iptables text and nf_tables messages, do with every packet what
-//! upstream's rules do. Also shows that `testkit::properties::difference`, which says so, finds a
-//! difference exactly if a packet goes elsewhere.
+//! Compares both renderings of a redirect, iptables text and nf_tables messages, with upstream's
+//! rules: all of them must treat every packet alike.
+//!
+//! The comparison is done by `testkit::properties::difference`. These tests also show that it finds
+//! a difference if and only if some packet is treated differently.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,13 +20,13 @@ use testkit::properties::evaluator::Rules;
 
 use crate::contract::settings;
 use crate::packet::{Boundaries, Hook, Packet, boundaries, boundary_packets};
-use crate::recorded;
+use crate::property_config;
 use crate::{iptables, nf_tables};
 
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
-/// Types of the messages that add a rule, a set and elements: `NFT_MSG_NEWRULE`, `NFT_MSG_NEWSET`
-/// and `NFT_MSG_NEWSETELEM`.
-const NEW: [i32; 3] = [6, 9, 12];
+/// Types of the messages that add rules, sets and elements of sets: `NFT_MSG_NEWRULE`,
+/// `NFT_MSG_NEWSET` and `NFT_MSG_NEWSETELEM`.
+const RULE_AND_SET_MESSAGES: [i32; 3] = [6, 9, 12];
 
 /// The rules that this plugin installs with iptables.
 fn iptables_rules(redirect: &Redirect, family: Family, ipv6: bool) -> Rules {
@@ -35,23 +37,23 @@ fn iptables_rules(redirect: &Redirect, family: Family, ipv6: bool) -> Rules {
     table.rules().clone()
 }
 
-/// A change of a list of rules, which may or may not change its meaning.
+/// An edit of a list of rules. The result may or may not mean the same.
 #[derive(Clone, Debug)]
 enum Change {
     Remove(Index),
     SwapWithNext(Index),
-    /// Adds one to a number of a rule.
-    Number(Index, Index),
-    /// Returns before this rule.
-    Return(Index),
+    /// Adds one to a number in a rule.
+    Increment(Index, Index),
+    /// Inserts a rule that always returns before this rule.
+    InsertReturn(Index),
 }
 
 fn change() -> impl Strategy<Value = Change> {
     prop_oneof![
         any::<Index>().prop_map(Change::Remove),
         any::<Index>().prop_map(Change::SwapWithNext),
-        any::<(Index, Index)>().prop_map(|(rule, number)| Change::Number(rule, number)),
-        any::<Index>().prop_map(Change::Return),
+        any::<(Index, Index)>().prop_map(|(rule, number)| Change::Increment(rule, number)),
+        any::<Index>().prop_map(Change::InsertReturn),
     ]
 }
 
@@ -71,7 +73,7 @@ impl Change {
                     lines.swap(at, at + 1);
                 }
             }
-            Change::Number(rule, number) => {
+            Change::Increment(rule, number) => {
                 let line = &mut lines[*rule.get(&rules)];
                 let starts: Vec<usize> = (1..line.len())
                     .filter(|&at| {
@@ -87,7 +89,7 @@ impl Change {
                 let value: u64 = line[start..start + length].parse().unwrap();
                 line.replace_range(start..start + length, &(value + 1).to_string());
             }
-            Change::Return(rule) => {
+            Change::InsertReturn(rule) => {
                 let at = *rule.get(&rules);
                 let chain = lines[at].split(' ').nth(1).unwrap().to_owned();
                 lines.insert(at, format!("-A {chain} -j RETURN"));
@@ -97,7 +99,8 @@ impl Change {
     }
 }
 
-/// Every packet with a value at an edge of a rule of the redirect, or at a number of the lines.
+/// Returns all packets whose values lie at the boundaries of the redirect's rules, or next to a
+/// number in the lines.
 fn packets(redirect: &Redirect, lines: &[String], family: Family) -> Vec<Packet> {
     let Boundaries {
         mut ports,
@@ -116,29 +119,38 @@ fn packets(redirect: &Redirect, lines: &[String], family: Family) -> Vec<Packet>
             gids.push(number.into());
         }
     }
-    let distinct = |ids: Vec<u32>, id: Option<u32>| -> Vec<u32> {
-        let near = |other: &u32| id.is_none_or(|id| other.abs_diff(id) < 3) || *other == 0;
-        ids.into_iter().filter(near).collect::<BTreeSet<_>>().into_iter().collect()
-    };
     let ports: BTreeSet<u16> = ports.into_iter().collect();
-    let is_of_family = |address: &IpAddr| address.is_ipv4() == (family == Family::Ipv4);
-    let sources: BTreeSet<_> = sources.into_iter().filter(is_of_family).collect();
+    let is_in_family = |address: &IpAddr| address.is_ipv4() == (family == Family::Ipv4);
+    let sources: BTreeSet<_> = sources.into_iter().filter(is_in_family).collect();
     boundary_packets(&Boundaries {
         ports: ports.into_iter().collect(),
         sources: sources.into_iter().collect(),
-        destinations: destinations.into_iter().filter(is_of_family).collect(),
-        redirected_destinations: redirected_destinations.into_iter().filter(is_of_family).collect(),
+        destinations: destinations.into_iter().filter(is_in_family).collect(),
+        redirected_destinations: redirected_destinations.into_iter().filter(is_in_family).collect(),
         interfaces,
-        uids: distinct(uids, redirect.proxy_uid),
-        gids: distinct(gids, redirect.proxy_gid),
+        uids: ids_near(uids, redirect.proxy_uid),
+        gids: ids_near(gids, redirect.proxy_gid),
     })
 }
 
+/// Returns the distinct IDs that are 0 or close to the proxy's ID, or all distinct IDs if the proxy
+/// has no ID.
+fn ids_near(ids: Vec<u32>, proxy_id: Option<u32>) -> Vec<u32> {
+    let mut near = BTreeSet::new();
+    for id in ids {
+        let is_near = proxy_id.is_none_or(|proxy_id| id.abs_diff(proxy_id) < 3);
+        if is_near || id == 0 {
+            near.insert(id);
+        }
+    }
+    near.into_iter().collect()
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..recorded() })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..property_config() })]
 
     #[test]
-    fn both_renderings_redirect_every_packet_as_upstreams_rules_do(
+    fn both_renderings_treat_every_packet_like_upstreams_rules(
         settings in settings(),
         change in change(),
     ) {
@@ -163,27 +175,28 @@ proptest! {
             let Ok(changed) = Rules::read(&changed_lines) else {
                 continue;
             };
-            // Each packet is tried, which takes long: those of one family are enough.
+            // Trying every packet takes long, so test only one family.
             if (family == Family::Ipv6) != settings.ipv6 {
                 continue;
             }
             let found = difference(&changed, &by_iptables, family);
-            let goes_elsewhere = |packet: &Packet| {
+            let is_treated_differently = |packet: &Packet| {
                 changed.redirected_to(packet.hook, &packet.fields()) != settings.redirected_to(packet)
             };
             let packets = packets(&redirect, &changed_lines, family);
-            let elsewhere =
-                packets.iter().find(|packet| packet.family() == family && goes_elsewhere(packet));
+            let packet = packets
+                .iter()
+                .find(|packet| packet.family() == family && is_treated_differently(packet));
             prop_assert_eq!(
-                elsewhere.is_some(), found.is_some(),
-                "{:?} {:?} {:#?} {:#?}", elsewhere, found, lines, changed_lines
+                packet.is_some(), found.is_some(),
+                "{:?} {:?} {:#?} {:#?}", packet, found, lines, changed_lines
             );
         }
     }
 }
 
 #[test]
-fn an_unknown_rule_option_is_an_error_only_where_packets_reach_it() {
+fn unknown_rule_option_is_an_error_only_in_a_reachable_chain() {
     let lines = |rule: &str| {
         ["-P PREROUTING ACCEPT", "-P OUTPUT ACCEPT", "-N X", "-N UNUSED", "-A OUTPUT -j X", rule]
             .map(str::to_owned)
@@ -202,8 +215,8 @@ fn an_unknown_rule_option_is_an_error_only_where_packets_reach_it() {
     assert_eq!(known.redirected_to(Hook::Output, &Default::default()), None);
 }
 
-/// A redirect with most kinds of rules, in which no rule makes another superfluous.
-fn redirect_of_every_kind() -> Redirect {
+/// A redirect with most kinds of rules, none of which is redundant.
+fn redirect_with_most_rules() -> Redirect {
     let subnet = |text: &str| Subnet::parse(text).unwrap();
     Redirect {
         inbound_port: 4143,
@@ -220,14 +233,14 @@ fn redirect_of_every_kind() -> Redirect {
     }
 }
 
-/// Shows that the reader of nf_tables messages notices errors: each damaged rule or set is invalid
-/// or another.
+/// Tests the decoder of nf_tables messages: a changed byte makes a rule or set invalid, or changes
+/// its meaning.
 #[test]
-fn a_changed_byte_of_an_nf_tables_rule_or_set_is_noticed() {
-    let all_ports = redirect_of_every_kind();
+fn every_changed_byte_of_an_nf_tables_rule_or_set_is_detected() {
+    let all_ports = redirect_with_most_rules();
     let some_ports =
         Redirect { ports_to_redirect: vec![8080, 9090], skip_inbound: vec![], ..all_ports.clone() };
-    // A single port, a single range, and a single subnet, which need no set.
+    // A single port, a single range of ports and a single subnet need no set.
     let few_ports = Redirect {
         skip_inbound: vec![4191.into(), 4190.into()],
         skip_outbound: vec![25.into()],
@@ -240,18 +253,21 @@ fn a_changed_byte_of_an_nf_tables_rule_or_set_is_noticed() {
         let read = |messages: &[Message]| FAMILIES.map(|family| nf_tables::lines(messages, family));
         let wanted = read(&messages);
         assert!(wanted.iter().all(Result::is_ok), "{wanted:?}");
-        let rules = messages.iter().enumerate().filter(|(_, message)| NEW.contains(&message.kind));
-        for (index, rule) in rules {
+        for (index, message) in messages.iter().enumerate() {
+            if !RULE_AND_SET_MESSAGES.contains(&message.kind) {
+                continue;
+            }
             let mut without = messages.clone();
             without.remove(index);
-            assert_ne!(read(&without), wanted, "without rule {rule:?}");
-            let bytes = &rule.attributes.0;
-            // A rule's comment comes last: 4 bytes of header, type and length, text and NUL.
+            assert_ne!(read(&without), wanted, "without {message:?}");
+            let bytes = &message.attributes.0;
+            // A rule's comment comes last. It has a header of 4 bytes, a type, a length, the text
+            // and a NUL.
             let comment = bytes.windows(11).position(|bytes| bytes == b"proxy-init/");
             for offset in 0..comment.map_or(bytes.len(), |comment| comment - 6) {
                 let mut damaged = messages.clone();
                 damaged[index].attributes.0[offset] ^= 1;
-                assert_ne!(read(&damaged), wanted, "byte {offset} of rule {rule:?}");
+                assert_ne!(read(&damaged), wanted, "byte {offset} of {message:?}");
             }
         }
     }
