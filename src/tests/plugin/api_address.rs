@@ -1,5 +1,5 @@
-//! The API server in the plugin's kubeconfig: its address, the name in its certificate, and files
-//! that cannot be read.
+//! Tests the settings of the API server in the plugin's kubeconfig: its address, the name in its
+//! certificate, and credential files that cannot be read.
 
 use std::fs::{self, File};
 
@@ -11,14 +11,14 @@ use serde_json::json;
 use super::api::Api;
 use super::{Call, MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene};
 
-/// An API server with a meshed pod and a certificate for `name` alone.
+/// Starts an API server with a meshed pod. Its certificate is valid only for `name`.
 fn api_named(name: &str) -> Api {
     let api = Api::with_certificate(&CertificateParams::new([name.into()]).unwrap());
     api.answer(POD_PATH, 200, MESHED).answer(NAMESPACE_PATH, 200, NAMESPACE);
     api
 }
 
-/// A call whose kubeconfig has `new` in place of `old`.
+/// Returns an ADD whose kubeconfig has `new` in place of `old`.
 fn call_with(scene: &Scene, old: &str, new: &str) -> Call {
     let (call, kubeconfig) = (scene.add(), scene.api.kubeconfig());
     assert!(kubeconfig.contains(old), "{old}");
@@ -27,7 +27,7 @@ fn call_with(scene: &Scene, old: &str, new: &str) -> Call {
 }
 
 #[test]
-fn the_certificate_is_verified_for_the_tls_server_name() {
+fn certificate_must_match_the_tls_server_name() {
     let scene = Scene::of(api_named("api.example"));
     let named = |line: &str| {
         let server = format!("    server: https://{}\n", scene.api.address);
@@ -41,7 +41,7 @@ fn the_certificate_is_verified_for_the_tls_server_name() {
 }
 
 #[test]
-fn an_error_names_the_kubeconfigs_host_name_which_is_not_resolved() {
+fn host_name_in_the_kubeconfig_is_rejected_without_being_resolved() {
     let scene = Scene::of(api_named("localhost"));
     let call = || {
         let port = scene.api.address.port();
@@ -55,7 +55,7 @@ fn an_error_names_the_kubeconfigs_host_name_which_is_not_resolved() {
 }
 
 #[test]
-fn an_oversized_or_irregular_credential_file_is_named_with_the_limit() {
+fn error_names_an_oversized_or_irregular_credential_file() {
     let scene = Scene::meshed();
     let dir = tempfile::tempdir().unwrap();
     let (large, fifo) = (dir.path().join("large"), dir.path().join("fifo"));

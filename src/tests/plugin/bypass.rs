@@ -1,5 +1,5 @@
-//! The paths around the proxy that `linkerd cni bypass` and the agent's metric report. Connections
-//! get out on each of those that rules cause, and on no other.
+//! Tests the paths around the proxy that `linkerd cni bypass` and the agent's metric report.
+//! Connections bypass the proxy on every reported path that rules cause, and on no other path.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -20,7 +20,9 @@ use super::{Scene, api_of, listen};
 
 /// User of the container `app`.
 const APP: u32 = 1000;
-const EVERYTHING: [&str; 6] = ["out", "out 9001", "out IPv6", "in", "in 8081", "in IPv6"];
+
+/// Names of the connections that the tests open.
+const CONNECTIONS: [&str; 6] = ["out", "out 9001", "out IPv6", "in", "in 8081", "in IPv6"];
 
 /// A row of `bypass.yaml`.
 #[derive(Deserialize)]
@@ -36,11 +38,14 @@ struct Row {
     spec: Map<String, Value>,
     /// Security context of the container `app`.
     app: Option<Value>,
-    /// User and group that the runtime reports of the container `app`.
+    /// User and group that the runtime reports for the container `app`.
     reported: Option<Value>,
+    /// User that opens the outbound connections.
     #[serde(default = "app_user")]
     uid: u32,
+    /// The reported paths.
     report: Vec<String>,
+    /// The connections that bypass the proxy. `None`: the pod is not started.
     direct: Option<Vec<String>>,
 }
 
@@ -51,18 +56,18 @@ fn app_user() -> u32 {
 /// A meshed pod, its namespace and the plugin entry.
 struct Pod {
     annotations: Value,
-    of_namespace: Value,
+    namespace_annotations: Value,
     spec: Value,
     entry: Value,
-    /// The statuses of the containers, with the users that the runtime reports.
-    users: Value,
+    /// Statuses of the containers, with the users that the runtime reports.
+    container_statuses: Value,
     ips: &'static [&'static str],
 }
 
 impl Pod {
-    /// A pod without a path around the proxy: both families are redirected, and the app keeps its
-    /// user and has no capability.
-    fn closed() -> Pod {
+    /// A pod without a path around the proxy: both address families are redirected, and the app
+    /// cannot change its user and has no capabilities.
+    fn without_bypass() -> Pod {
         let app = json!({
             "runAsUser": APP,
             "allowPrivilegeEscalation": false,
@@ -74,20 +79,20 @@ impl Pod {
         ]);
         Pod {
             annotations: json!({}),
-            of_namespace: json!({}),
+            namespace_annotations: json!({}),
             spec: json!({"containers": containers}),
             entry: json!({"ipv6": true}),
-            users: json!([]),
+            container_statuses: json!([]),
             ips: &POD,
         }
     }
 
-    /// The closed pod with the changes of a row.
-    fn changed(row: &Row) -> Pod {
-        let mut pod = Pod::closed();
+    /// A pod without bypass, to which the changes of a row are applied.
+    fn from_row(row: &Row) -> Pod {
+        let mut pod = Pod::without_bypass();
         for (changes, target) in [
             (&row.annotations, &mut pod.annotations),
-            (&row.namespace, &mut pod.of_namespace),
+            (&row.namespace, &mut pod.namespace_annotations),
             (&row.entry, &mut pod.entry),
             (&row.spec, &mut pod.spec),
         ] {
@@ -99,15 +104,15 @@ impl Pod {
             pod.spec["containers"][0]["securityContext"] = context.clone();
         }
         if let Some(user) = &row.reported {
-            pod.users = json!([{"name": "app", "user": {"linux": user}}]);
+            pod.container_statuses = json!([{"name": "app", "user": {"linux": user}}]);
         }
         pod
     }
 
-    /// Starts the pod, unless the runtime would not call the plugin for it.
+    /// Starts listeners in the pod, and runs ADD unless the pod is in the host network.
     fn start(&self) -> Scene {
         let metadata = json!({"annotations": self.annotations});
-        let scene = Scene::of(api_of(metadata, &self.spec, &self.of_namespace));
+        let scene = Scene::of(api_of(metadata, &self.spec, &self.namespace_annotations));
         listen(&scene);
         scene.serve_in_pod("app", 8081);
         scene.serve_in_neighbour("server", 9001);
@@ -120,7 +125,7 @@ impl Pod {
         scene
     }
 
-    /// Returns the report, one text for each path.
+    /// Returns the reported paths as texts.
     fn report(&self) -> Vec<String> {
         let mut entry = testkit::cni::upstream_entry();
         entry["linkerd"].as_object_mut().unwrap().extend(self.entry.as_object().unwrap().clone());
@@ -131,10 +136,10 @@ impl Pod {
             "spec": self.spec,
             "status": {
                 "podIPs": self.ips.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>(),
-                "containerStatuses": self.users,
+                "containerStatuses": self.container_statuses,
             },
         });
-        let annotations = serde_json::from_value(self.of_namespace.clone()).unwrap();
+        let annotations = serde_json::from_value(self.namespace_annotations.clone()).unwrap();
         let mut namespace = FakeCluster { annotations, ..FakeCluster::default() };
         let pod = serde_json::from_value(object).unwrap();
         let ExaminedPod { unmeshed, verdict, paths } = examine(&release, pod, &mut namespace);
@@ -149,46 +154,50 @@ fn text(BypassPath { reason, detail, cause }: BypassPath) -> String {
     format!("{}: {detail}{}", reason.label(), cause.unwrap_or_default())
 }
 
-/// Opens each connection of [`EVERYTHING`], outbound ones as this user. Returns those that do not
-/// reach the proxy, but their destination.
-fn bypassing(scene: &Scene, uid: u32) -> Vec<&'static str> {
-    let out = |to: &str, port| (scene.outbound(uid, to, port), ["outbound", "server"]);
-    let inbound = |to: &str, port| (scene.inbound(to, port), ["inbound", "app"]);
-    let got = [
-        out(NEIGHBOUR[0], 9000),
-        out(NEIGHBOUR[0], 9001),
-        out(NEIGHBOUR[1], 9000),
+/// Opens all [`CONNECTIONS`], the outbound ones as the user `uid`. Returns the connections that
+/// reach their destination directly, without the proxy.
+fn direct_connections(scene: &Scene, uid: u32) -> Vec<&'static str> {
+    let outbound = |to: &str, port| (scene.outbound(uid, to, port), "outbound", "server");
+    let inbound = |to: &str, port| (scene.inbound(to, port), "inbound", "app");
+    let connections = [
+        outbound(NEIGHBOUR[0], 9000),
+        outbound(NEIGHBOUR[0], 9001),
+        outbound(NEIGHBOUR[1], 9000),
         inbound(POD[0], 8080),
         inbound(POD[0], 8081),
         inbound(POD[1], 8080),
     ];
-    let direct = got.into_iter().zip(EVERYTHING).filter(|((got, [proxy, direct]), name)| {
-        assert!(got == proxy || got == direct, "{name}: {got}");
-        got == direct
-    });
-    direct.map(|(_, name)| name).collect()
+    let mut direct = Vec::new();
+    for ((reached, proxy, destination), name) in connections.into_iter().zip(CONNECTIONS) {
+        assert!(reached == proxy || reached == destination, "{name}: {reached}");
+        if reached == destination {
+            direct.push(name);
+        }
+    }
+    direct
 }
 
 #[test]
-fn each_reported_setting_and_container_lets_exactly_its_connections_bypass_the_proxy() {
+fn exactly_the_reported_connections_bypass_the_proxy() {
     for (name, row) in table::rows::<Row>(include_str!("bypass.yaml")) {
-        let pod = Pod::changed(&row);
+        let pod = Pod::from_row(&row);
         assert_eq!(pod.report(), row.report, "{name}");
         if let Some(direct) = row.direct {
-            assert_eq!(bypassing(&pod.start(), row.uid), direct, "{name}");
+            assert_eq!(direct_connections(&pod.start(), row.uid), direct, "{name}");
         }
     }
 }
 
 #[test]
-fn a_second_network_is_redirected_and_does_not_bypass_the_proxy() {
+fn connections_in_a_second_network_are_redirected() {
     let status =
         json!([{"name": "default", "ips": ["10.99.0.1"]}, {"name": "a/b", "ips": ["fd98::1"]}]);
     for (ipv6, first, report) in [
         (true, &[][..], &[][..]),
         (false, &["ipv6-link-local: , value disableIPv6"], &["ipv6: , value disableIPv6"]),
     ] {
-        let mut pod = Pod { ips: &POD[..1], entry: json!({"ipv6": ipv6}), ..Pod::closed() };
+        let entry = json!({"ipv6": ipv6});
+        let mut pod = Pod { ips: &POD[..1], entry, ..Pod::without_bypass() };
         assert_eq!(pod.report(), first, "ipv6: {ipv6}");
         pod.annotations = json!({"k8s.v1.cni.cncf.io/network-status": status.to_string()});
         assert_eq!(pod.report(), report, "ipv6: {ipv6}");
@@ -204,20 +213,22 @@ fn a_second_network_is_redirected_and_does_not_bypass_the_proxy() {
     }
 }
 
-/// A program whose file belongs to the proxy's user and has the set-user-ID bit. The kernel ignores
-/// the bit of a script, so the file is a shell, which keeps the user with `-p`.
+/// Creates a shell that belongs to the user `uid` and has the set-user-ID bit. A script would not
+/// do, because the kernel ignores the bit of scripts. The shell keeps the user if it runs with
+/// `-p`.
 fn set_user_id_shell(dir: &Path, uid: u32) -> PathBuf {
     let shell = dir.join("bash");
     fs::copy("/bin/bash", &shell).unwrap();
     chown(&shell, Some(uid), None).unwrap();
-    // Changing the owner clears the bit, so the mode follows.
+    // Changing the owner clears the bit, so set the mode afterwards.
     fs::set_permissions(&shell, Permissions::from_mode(0o4755)).unwrap();
     fs::set_permissions(dir, Permissions::from_mode(0o755)).unwrap();
     shell
 }
 
-/// Connects from the pod as the app's user without any capability, by a file of the proxy's user.
-fn connect_by(scene: &Scene, shell: &Path, forbids_escalation: bool) -> String {
+/// Connects from the pod through a set-user-ID shell, which the app's user starts without any
+/// capability.
+fn connect_through_shell(scene: &Scene, shell: &Path, forbids_escalation: bool) -> String {
     let user = format!("--reuid={APP} --regid={APP} --clear-groups");
     let capabilities = "--bounding-set=-all --inh-caps=-all --ambient-caps=-all";
     let flag = if forbids_escalation { "--no-new-privs" } else { "" };
@@ -228,9 +239,9 @@ fn connect_by(scene: &Scene, shell: &Path, forbids_escalation: bool) -> String {
     reply.split(' ').next().unwrap().to_owned()
 }
 
-/// `allowPrivilegeEscalation: false` sets `no_new_privs`, and nothing else does.
+/// Only `allowPrivilegeEscalation: false` sets `no_new_privs`.
 #[test]
-fn a_set_user_id_file_bypasses_the_proxy_unless_privilege_escalation_is_forbidden() {
+fn set_user_id_file_bypasses_the_proxy_unless_privilege_escalation_is_forbidden() {
     let dir = tempfile::tempdir().unwrap();
     let shell = set_user_id_shell(dir.path(), 2102);
     let dropped = json!({"runAsUser": APP, "capabilities": {"drop": ["ALL"]}});
@@ -239,23 +250,24 @@ fn a_set_user_id_file_bypasses_the_proxy_unless_privilege_escalation_is_forbidde
         (json!(true), &["set-user-id: app"], "server"),
         (json!(false), &[], "outbound"),
     ] {
-        let mut pod = Pod::closed();
+        let mut pod = Pod::without_bypass();
         let mut context = dropped.clone();
         context["allowPrivilegeEscalation"] = allowed.clone();
         pod.spec["containers"][0]["securityContext"] = context;
         assert_eq!(pod.report(), report, "allowPrivilegeEscalation: {allowed}");
         let scene = pod.start();
-        let got = connect_by(&scene, &shell, allowed == json!(false));
+        let got = connect_through_shell(&scene, &shell, allowed == json!(false));
         assert_eq!(got, reached, "allowPrivilegeEscalation: {allowed}");
         assert_eq!(scene.outbound(APP, NEIGHBOUR[0], 9000), "outbound", "without the file");
     }
 }
 
-/// The kernel gives each interface a link-local address, also where the network has no IPv6.
+/// The kernel gives each interface a link-local address, even if the network has no IPv6.
 #[test]
 fn link_local_connections_bypass_the_proxy_unless_ipv6_is_redirected() {
     for (ipv6, report) in [(false, &["ipv6-link-local: , value disableIPv6"][..]), (true, &[])] {
-        let pod = Pod { ips: &POD[..1], entry: json!({"ipv6": ipv6}), ..Pod::closed() };
+        let entry = json!({"ipv6": ipv6});
+        let pod = Pod { ips: &POD[..1], entry, ..Pod::without_bypass() };
         assert_eq!(pod.report(), report, "ipv6: {ipv6}");
         let scene = pod.start();
         let neighbour = scene.add_link_local();

@@ -1,11 +1,11 @@
-//! CHECK: missing rules, and foreign rules before Linkerd's.
+//! Tests CHECK with missing rules, and with foreign rules before Linkerd's rules.
 
 use serde_json::{Value, json};
 
 use super::record_socket::recorded;
 use super::{MESHED, POD_PATH, Scene, UNMESHED};
 
-/// Damages the rules of `mode` by one of these commands.
+/// Damages the rules of `mode` with the command for its backend.
 fn damage(scene: &Scene, mode: &str, nft: &str, iptables: &str) {
     match mode {
         "native" => scene.sh(nft),
@@ -30,9 +30,9 @@ fn check_names_the_missing_rules() {
     }
 }
 
-/// The specification demands `prevResult`, but its absence proves nothing about the rules.
+/// The CNI specification requires `prevResult`, but its absence proves nothing about the rules.
 #[test]
-fn check_without_prev_result_fails_a_meshed_pod_only_on_proof() {
+fn check_without_prev_result_fails_only_if_rules_are_missing() {
     let scene = Scene::meshed();
     let call = |command| scene.in_mode("native", command).set("prevResult", Value::Null);
     let (outcome, record) = recorded(&call("CHECK").annotated(json!({})));
@@ -49,9 +49,9 @@ fn check_without_prev_result_fails_a_meshed_pod_only_on_proof() {
     assert_eq!(call("CHECK").run().succeeded().stdout, "");
 }
 
-/// A process of the pod may add chains without limit.
+/// A process in the pod can add any number of chains.
 #[test]
-fn check_passes_with_a_warning_if_the_rules_are_too_many_to_read() {
+fn check_succeeds_with_a_warning_if_there_are_too_many_rules_to_read() {
     let scene = Scene::meshed();
     let call = |command| scene.in_mode("native", command);
     call("ADD").run().succeeded();
@@ -82,7 +82,7 @@ fn check_fails_if_a_foreign_rule_precedes_linkerds_rules() {
 }
 
 #[test]
-fn check_compares_with_the_values_that_the_pod_started_with() {
+fn check_compares_with_the_settings_that_the_pod_started_with() {
     for mode in ["native", "nft", "legacy", "plain"] {
         let scene = Scene::meshed();
         let call = |command| scene.in_mode(mode, command);
@@ -98,7 +98,7 @@ fn check_compares_with_the_values_that_the_pod_started_with() {
     }
 }
 
-/// Upstream's plugin and older versions of this one leave no marker.
+/// Upstream's plugin and older versions of this plugin write no marker.
 #[test]
 fn check_fails_on_rules_without_a_marker_only_if_nothing_is_redirected() {
     for mode in ["native", "nft", "legacy"] {

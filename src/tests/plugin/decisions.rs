@@ -1,4 +1,5 @@
-//! Which pods are skipped, which cause API requests, and which settings apply to a meshed pod.
+//! Tests which pods are skipped, which pods cause API requests, and which settings apply to a
+//! meshed pod.
 
 use std::fs;
 
@@ -25,7 +26,7 @@ struct RequestsRow {
 }
 
 #[test]
-fn add_sends_only_the_requests_that_decide_and_check_sends_none() {
+fn add_sends_only_the_necessary_requests_and_check_sends_none() {
     for (name, row) in table::rows_of::<RequestsRow>(include_str!("decisions.yaml"), "requests") {
         let RequestsRow { annotations, spec, requests, is_redirected } = row;
         let scene = Scene::with(json!(annotations), &spec, &json!({}));
@@ -42,14 +43,14 @@ fn add_sends_only_the_requests_that_decide_and_check_sends_none() {
 }
 
 #[test]
-fn excluded_namespaces_and_non_pods_are_skipped_without_a_request() {
+fn pods_in_excluded_namespaces_and_non_pods_are_skipped_without_a_request() {
     let scene = Scene::meshed();
     for call in [
         scene.add().annotated(unmarked()).linkerd("exclude-namespaces", ["ns"]),
         scene.add().env("CNI_ARGS", ""),
         scene.add().env("CNI_ARGS", "IgnoreUnknown=1"),
         scene.add().env("CNI_ARGS", "K8S_POD_NAME=web"),
-        // podman runs beside the kubelet. Its user may also have named the container.
+        // podman can run on a node too. It generates the container's name, or its user sets it.
         scene.add().env("CNI_ARGS", "K8S_POD_NAMESPACE=nifty_pasteur;K8S_POD_NAME=nifty_pasteur"),
         scene.add().env("CNI_ARGS", "K8S_POD_NAMESPACE=Web;K8S_POD_NAME=Web"),
         scene.call("CHECK").env("CNI_ARGS", "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=nifty_pasteur"),
@@ -61,14 +62,14 @@ fn excluded_namespaces_and_non_pods_are_skipped_without_a_request() {
 }
 
 #[test]
-fn the_agents_pod_starts_without_a_request_while_the_token_is_rejected() {
+fn agent_pod_starts_without_a_request_while_the_token_is_rejected() {
     let scene = Scene::meshed();
     scene.api.accept("another token");
     let add = |namespace: &str| {
         let pod = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=linkerd-cni-x7x4z");
         scene.add().env("CNI_ARGS", &pod)
     };
-    let of_a_chart = json!({
+    let chart_annotations = json!({
         "linkerd.io/created-by": "linkerd/helm v1.7.0-alpha.1",
         "linkerd.io/inject": "disabled",
     });
@@ -81,7 +82,7 @@ fn the_agents_pod_starts_without_a_request_while_the_token_is_rejected() {
             .linkerd("agent-daemonset", "mesh-cni")
             .env("CNI_ARGS", "K8S_POD_NAMESPACE=ops;K8S_POD_NAME=mesh-cni-x7x4z"),
         // The pod is recognized by its annotations alone.
-        add("mesh").annotated(of_a_chart),
+        add("mesh").annotated(chart_annotations),
     ] {
         skipped.run().succeeded();
     }
@@ -106,7 +107,7 @@ fn the_agents_pod_starts_without_a_request_while_the_token_is_rejected() {
 }
 
 #[test]
-fn an_invalid_plugin_entry_fails_meshed_pods_only() {
+fn invalid_plugin_entry_fails_only_meshed_pods() {
     for (name, (linkerd, problem)) in table::named([
         (
             "a UID that is a text",
@@ -131,9 +132,9 @@ fn an_invalid_plugin_entry_fails_meshed_pods_only() {
     }
 }
 
-/// The plugin entry names no kubeconfig, so the record goes to the run dir.
+/// The plugin entry names no valid kubeconfig, so the record is sent to the socket in the run dir.
 #[test]
-fn an_entry_with_an_invalid_kubeconfig_has_one_code_from_every_source_and_a_record() {
+fn invalid_kubeconfig_setting_fails_with_the_same_code_whichever_source_decides() {
     let invalid = json!({"kubeconfig": 5});
     for (name, (kubernetes, is_copied, code)) in table::named([
         ("not set", (json!({}), false, Some(100))),
@@ -163,13 +164,14 @@ fn an_entry_with_an_invalid_kubeconfig_has_one_code_from_every_source_and_a_reco
     }
 }
 
+/// Creates a scene with a meshed pod that has no IPv6 address.
 pub fn without_ipv6_address() -> Scene {
     let scene = Scene::meshed();
     scene.sh("ip -6 address flush dev eth0");
     scene
 }
 
-/// Adds the pod's IPv6 address, as a router advertisement or Multus does after ADD.
+/// Adds an IPv6 address to the pod, as a router advertisement or Multus may do after ADD.
 fn add_ipv6_address(namespaces: &Namespaces) {
     namespaces.sh(&format!("ip addr add {}/64 dev eth0 nodad", POD[1]));
 }
@@ -192,7 +194,7 @@ fn ipv6_auto_redirects_an_address_that_the_pod_gets_after_add() {
 }
 
 #[test]
-fn a_pod_with_ipv4_rules_stays_complete_whatever_ipv6_is_set() {
+fn check_accepts_ipv4_rules_whatever_the_ipv6_setting_is() {
     let scene = without_ipv6_address();
     let call =
         |command, mode: &str, ipv6: Value| scene.in_mode(mode, command).linkerd("ipv6", ipv6);
@@ -208,7 +210,7 @@ fn a_pod_with_ipv4_rules_stays_complete_whatever_ipv6_is_set() {
 }
 
 #[test]
-fn partial_ipv6_rules_are_incomplete_also_without_an_ipv6_address() {
+fn check_fails_on_partial_ipv6_rules_even_without_an_ipv6_address() {
     let scene = without_ipv6_address();
     let call = |command| scene.in_mode("nft", command).linkerd("ipv6", "auto");
     call("ADD").run().succeeded();
@@ -217,7 +219,7 @@ fn partial_ipv6_rules_are_incomplete_also_without_an_ipv6_address() {
 }
 
 #[test]
-fn the_plugin_sends_one_record_per_pod_and_never_waits() {
+fn plugin_sends_one_record_per_call_and_never_waits_for_the_agent() {
     let spec = &yaml(include_str!("decisions.yaml"))["recorded"];
     let scene = Scene::with(json!({}), spec, &json!({}));
     let call = scene.add();
@@ -235,7 +237,7 @@ fn the_plugin_sends_one_record_per_pod_and_never_waits() {
     assert_eq!(record["error"]["code"], 102);
     assert!(!record.to_string().contains(TOKEN));
 
-    // The agent no longer reads, so the socket's queue gets full.
+    // Nothing reads the records any more, so the socket's queue fills up.
     scene.api.answer(POD_PATH, 200, UNMESHED);
     let queue = fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap();
     for _ in 0..queue.trim().parse::<u32>().unwrap() + 5 {

@@ -1,4 +1,4 @@
-//! Failed calls: error objects that name the cause, and no rule.
+//! Tests failed calls: the error object names the cause, and no rule is installed.
 
 use std::fs;
 use std::net::TcpListener;
@@ -37,7 +37,7 @@ enum Object {
 }
 
 #[test]
-fn responses_without_pod_or_namespace_fail_at_once_without_a_rule() {
+fn responses_without_a_pod_or_namespace_fail_at_once_and_install_no_rule() {
     let scene = Scene::meshed();
     for (name, row) in table::rows::<ResponseRow>(include_str!("failures.yaml")) {
         scene.api.answer(POD_PATH, 200, MESHED).answer(NAMESPACE_PATH, 200, NAMESPACE);
@@ -56,12 +56,12 @@ fn responses_without_pod_or_namespace_fail_at_once_without_a_rule() {
         }
         assert!(!format!("{}{}", outcome.stdout, outcome.stderr).contains(TOKEN), "{name}");
     }
-    // A response that is cut short is retried.
+    // A request with a truncated response is retried.
     scene.api.answer(POD_PATH, 200, r#"{"metadata":"#);
     let (outcome, record) = recorded(&scene.add().linkerd("api-retry-seconds", 1));
     outcome.failed(104, "EOF while parsing");
     assert!(requests(&record) > 1, "{record}");
-    // The last retry of a failed request outlasts the budget.
+    // The last retry of a failed request takes longer than the budget allows.
     let error = || ApiFault::Status(500, 0);
     scene.api.faults(&[error(), error(), error(), ApiFault::Hang, ApiFault::Hang]);
     scene.add().linkerd("api-retry-seconds", 1).run().failed(104, "HTTP 500");
@@ -69,7 +69,7 @@ fn responses_without_pod_or_namespace_fail_at_once_without_a_rule() {
 }
 
 #[test]
-fn calls_that_cannot_be_carried_out_fail_and_leave_no_rule() {
+fn invalid_calls_fail_and_install_no_rule() {
     let scene = Scene::meshed();
     let add = || scene.add();
     let in_netns = |path: &str| add().env("CNI_NETNS", path);
@@ -112,9 +112,9 @@ fn calls_that_cannot_be_carried_out_fail_and_leave_no_rule() {
     assert_eq!(scene.rules(), "");
 }
 
-/// The plugin runs in the neighbour's netns, to which the path leads when it is opened.
+/// The plugin runs in the neighbour's netns. When it opens the path, the path leads to this netns.
 #[test]
-fn a_netns_path_that_is_changed_to_the_plugins_own_during_the_call_gets_no_rules() {
+fn netns_path_that_changes_to_the_plugins_own_netns_during_the_call_is_rejected() {
     let scene = Scene::meshed();
     let own = scene.neighbour_path();
     let address = scene.api.address;
@@ -142,7 +142,7 @@ fn a_netns_path_that_is_changed_to_the_plugins_own_during_the_call_gets_no_rules
 }
 
 #[test]
-fn proxy_variables_of_the_runtimes_environment_are_ignored() {
+fn proxy_variables_in_the_runtimes_environment_are_ignored() {
     let scene = Scene::meshed();
     let proxy = "http://127.0.0.1:1";
     scene.add().env("HTTPS_PROXY", proxy).env("ALL_PROXY", proxy).run().succeeded();

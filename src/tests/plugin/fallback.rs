@@ -1,5 +1,5 @@
-//! What the plugin does if a backend is not usable: the xtables lock is held, netlink is denied,
-//! the kernel is old, or the plugin runs in a user namespace.
+//! Tests with unusable backends: the xtables lock is held, netlink is denied, the kernel is old, or
+//! the plugin runs in a user namespace.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -15,7 +15,7 @@ use super::{Call, Scene, listen, meshed_api, write_program};
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Value, json};
 
-/// A directory in which `iptables` is the legacy variant.
+/// Creates a directory in which `iptables` is the legacy variant.
 fn legacy_as_plain() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for name in ["iptables", "ip6tables"] {
@@ -27,8 +27,8 @@ fn legacy_as_plain() -> tempfile::TempDir {
     dir
 }
 
-/// Returns the processes that have `text` in their environment, except this one.
-fn processes_with(text: &str) -> Vec<String> {
+/// Returns the command lines of the processes whose environment contains `text`.
+fn processes_with_environment(text: &str) -> Vec<String> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     processes
         .filter(|entry| {
@@ -40,7 +40,7 @@ fn processes_with(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_held_xtables_lock_fails_add_but_not_check() {
+fn held_xtables_lock_fails_add_but_not_check() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("xtables.lock");
     let lock = path.to_str().unwrap();
@@ -58,7 +58,8 @@ fn a_held_xtables_lock_fails_add_but_not_check() {
     let rules = scene.nat("iptables-legacy");
 
     let held = Flock::lock(File::create(&path).unwrap(), FlockArg::LockExclusive).unwrap();
-    // With `auto`, native and nft can be read. They have no rules, which proves nothing.
+    // With `auto`, CHECK can list the rules of native and nft. There are none, but this proves
+    // nothing, because the legacy rules cannot be listed.
     let calls = [("ADD", "legacy"), ("ADD", "plain"), ("CHECK", "legacy"), ("CHECK", "auto")];
     std::thread::scope(|scope| {
         for (command, mode) in calls {
@@ -66,7 +67,7 @@ fn a_held_xtables_lock_fails_add_but_not_check() {
             scope.spawn(move || {
                 let begin = Instant::now();
                 let outcome = call.run();
-                // The programs wait for the lock, which may be released in time.
+                // The programs wait for the lock, because it may be released in time.
                 assert!(begin.elapsed() > Duration::from_secs(4), "{command} {mode}");
                 let holder = format!("{lock} is held by process {} (\"", std::process::id());
                 if command == "CHECK" {
@@ -78,7 +79,7 @@ fn a_held_xtables_lock_fails_add_but_not_check() {
             });
         }
     });
-    assert_eq!(processes_with(lock), [] as [&str; 0]);
+    assert_eq!(processes_with_environment(lock), [] as [&str; 0]);
     drop(held);
     assert_eq!(scene.nat("iptables-legacy"), rules);
     call("CHECK", "legacy").run().succeeded();
@@ -110,7 +111,7 @@ fn auto_falls_back_to_nft_and_legacy_with_working_rules() {
 }
 
 #[test]
-fn without_any_backend_the_error_has_the_cause_of_each() {
+fn error_without_a_usable_backend_names_the_cause_for_each_backend() {
     if !has_strace() {
         return;
     }
@@ -130,14 +131,14 @@ fn without_any_backend_the_error_has_the_cause_of_each() {
     }
     outcome.advises("CAP_NET_ADMIN");
     outcome.advises("holds the lock");
-    // One wait for the lock. The plugin's deadline has time for less than four.
+    // The plugin waits for the lock once. Its deadline leaves no time for four waits.
     let (_, msg) = outcome.error();
     assert_eq!(msg.matches(" did not get the xtables lock in time: ").count(), 1, "{msg}");
 }
 
-/// The pod may get an IPv6 address later.
+/// The pod may get an IPv6 address later, so IPv4 rules alone are not enough.
 #[test]
-fn add_leaves_no_rule_where_ipv6_cannot_be_redirected() {
+fn add_fails_without_rules_if_ipv6_cannot_be_redirected() {
     let scene = without_ipv6_address();
     let programs = tempfile::tempdir().unwrap();
     for suffix in ["", "-restore"] {
@@ -155,14 +156,14 @@ fn add_leaves_no_rule_where_ipv6_cannot_be_redirected() {
 }
 
 /// Returns the first `count` odd ports.
-fn every_second(count: u16) -> Vec<String> {
+fn odd_ports(count: u16) -> Vec<String> {
     (0..count).map(|port| (2 * port + 1).to_string()).collect()
 }
 
 #[test]
-fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
+fn rejected_transaction_names_the_object_and_auto_falls_back() {
     let scene = Scene::meshed();
-    // A table that another process owns.
+    // Create a table that another process owns.
     let netns = format!("--net={}", scene.path().display());
     let mut owner = Command::new("nsenter");
     owner.args([&netns, "nft", "-i"]).stdin(Stdio::piped()).stdout(Stdio::null());
@@ -172,10 +173,10 @@ fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
     until("the table exists", || scene.sh("nft list tables").contains("linkerd-cni"));
 
     let call = |mode| scene.in_mode(mode, "ADD").linkerd("ipv6", true);
-    // The kernel reports an error for each later message too, and quotes the message. Those of a
-    // long list exceed the receive buffer.
+    // The kernel also reports an error for each later message, and quotes the message. For a long
+    // list, these errors exceed the receive buffer.
     for ports in [1, 30_000] {
-        let outcome = call("native").linkerd("outbound-ports-to-ignore", every_second(ports)).run();
+        let outcome = call("native").linkerd("outbound-ports-to-ignore", odd_ports(ports)).run();
         let outcome = outcome.failed(121, "the kernel rejected table ip6 linkerd-cni: EPERM: ");
         outcome.advises("another process owns this table");
     }
@@ -184,7 +185,7 @@ fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
     assert!(scene.has_rules());
 }
 
-/// Starts a process in a user namespace of its own with a netns, as rootless runtimes do.
+/// Starts a process in its own user namespace and netns, as rootless runtimes do.
 fn rootless() -> KilledOnDrop {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--net", "cat"]).stdin(Stdio::piped());
@@ -197,14 +198,14 @@ fn rootless() -> KilledOnDrop {
 }
 
 #[test]
-fn native_works_in_a_user_namespace_and_too_many_rules_fail() {
+fn native_works_in_a_user_namespace_unless_there_are_too_many_rules() {
     let (api, rootless) = (meshed_api(), rootless());
     let target = format!("--target={}", rootless.0.id());
     let inside = ["nsenter", &target, "--user", "--preserve-credentials"];
     let netns = format!("/proc/{}/ns/net", rootless.0.id());
     let call = |ports| {
         let call = Call::new("ADD", Path::new(&netns), &api).linkerd("iptables-mode", "native");
-        call.linkerd("outbound-ports-to-ignore", every_second(ports))
+        call.linkerd("outbound-ports-to-ignore", odd_ports(ports))
     };
     let ruleset = || {
         let mut nft = Command::new(inside[0]);
@@ -214,12 +215,12 @@ fn native_works_in_a_user_namespace_and_too_many_rules_fail() {
     call(2).run_under(&inside).succeeded();
     let rules = ruleset();
     assert!(rules.contains("tcp dport { 1, 3 } "), "{rules}");
-    // More than the default send buffer, and less than the largest that the user may have.
+    // These rules exceed the default send buffer, but not the largest one that the user may set.
     call(7000).run_under(&inside).succeeded();
     let rules = ruleset();
     assert!(rules.contains(", 13999 } "), "{rules}");
 
-    // Some 20 MB, as the limit differs between machines.
+    // Use some 20 MB of rules, because the limit differs between machines.
     let subnet = |number: u32| format!("fd00::{:x}:{:x}/128", number >> 16, number & 0xffff);
     let subnets: Vec<String> = (0..600_000).step_by(2).map(subnet).collect();
     let outcome =
@@ -228,10 +229,10 @@ fn native_works_in_a_user_namespace_and_too_many_rules_fail() {
     assert_eq!(ruleset(), rules);
 }
 
-/// The runtime makes the netns of a pod with `hostUsers: false` in the pod's user namespace, and
-/// calls the plugin outside.
+/// The runtime creates the netns of a pod with `hostUsers: false` inside the pod's user namespace,
+/// but calls the plugin outside of it.
 #[test]
-fn a_pod_with_a_user_namespace_is_redirected_by_native_only() {
+fn pod_with_a_user_namespace_is_redirected_only_by_native() {
     let (api, pod) = (meshed_api(), rootless());
     let netns = format!("/proc/{}/ns/net", pod.0.id());
     let call = |mode: &str, command: &str| {
@@ -249,7 +250,7 @@ fn a_pod_with_a_user_namespace_is_redirected_by_native_only() {
 }
 
 #[test]
-fn a_foreign_accept_in_output_exempts_from_iptables_rules_only() {
+fn foreign_accept_rule_bypasses_iptables_rules_but_not_native_rules() {
     for (program, mode, wanted) in [
         ("iptables-nft", "nft", "server"),
         ("iptables-legacy", "legacy", "server"),

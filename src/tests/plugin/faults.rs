@@ -1,4 +1,5 @@
-//! API servers that hang, truncate, send slowly, reject, or are not the one in the kubeconfig.
+//! Tests with API servers that hang, truncate responses, respond slowly, reject requests, or are
+//! not the server in the kubeconfig.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +37,7 @@ fn temporary_faults_are_retried_until_the_pod_is_redirected() {
         let call = scene.add().linkerd("api-retry-seconds", 8);
         let (outcome, record) = recorded(&call);
         outcome.succeeded();
-        // A response after 3 s is in time.
+        // A response after 3 s is in time, so the request is not retried.
         let retries = record["retries"].as_u64().unwrap_or_default();
         assert_eq!(retries > 0, name != "slow", "{name}: {record}");
         let took = started.elapsed();
@@ -47,38 +48,38 @@ fn temporary_faults_are_retried_until_the_pod_is_redirected() {
 }
 
 #[test]
-fn an_endless_response_fails_the_pod_at_the_size_limit() {
+fn endless_response_is_rejected_at_the_size_limit() {
     let scene = Scene::meshed();
     scene.api.faults(&[ApiFault::Endless; 50]);
-    // A busy machine takes long to read a body up to its limit.
+    // A busy machine takes long to read a body up to the limit.
     scene.add().linkerd("api-retry-seconds", 20).run().failed(104, "cannot read pod ns/web");
     assert_eq!(scene.rules(), "");
 }
 
-/// Asserts that the call fails after at most this many requests and without a wait.
-pub fn assert_fails_at_once(call: &Call, most: u64, code: u64, text: &str) -> Outcome {
+/// Asserts that the call fails without a pause, and after at most `max_requests` requests.
+pub fn assert_fails_at_once(call: &Call, max_requests: u64, code: u64, text: &str) -> Outcome {
     let (outcome, took) = fastest(|| {
         let (outcome, record) = recorded(call);
         outcome.failed(code, text);
-        assert!(requests(&record) <= most, "{record}");
+        assert!(requests(&record) <= max_requests, "{record}");
         outcome
     });
     assert!(took < AT_ONCE, "{took:?}");
     outcome
 }
 
-/// A server whose certificate is a CA for this name, valid before this year.
-fn api_with_ca(name: &str, last_year: i32) -> Api {
+/// Starts a server whose certificate is a CA for `name` that expires at the start of `expiry_year`.
+fn api_with_ca(name: &str, expiry_year: i32) -> Api {
     let mut params = CertificateParams::new([name.into()]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.not_after = date_time_ymd(last_year, 1, 1);
+    params.not_after = date_time_ymd(expiry_year, 1, 1);
     let api = Api::with_certificate(&params);
     api.answer(POD_PATH, 200, UNMESHED);
     api
 }
 
 #[test]
-fn a_ca_as_server_certificate_is_trusted_for_its_name_and_lifetime() {
+fn server_certificate_that_is_a_ca_is_trusted_only_for_its_name_and_lifetime() {
     let call = |api: &Api| Call::new("ADD", Path::new("/no/such/netns"), api);
     call(&api_with_ca("127.0.0.1", 4000)).run().succeeded();
     for (name, year, problem) in
@@ -89,7 +90,7 @@ fn a_ca_as_server_certificate_is_trusted_for_its_name_and_lifetime() {
 }
 
 #[test]
-fn a_server_certificate_of_another_ca_fails_at_once_with_a_remedy() {
+fn server_certificate_from_another_ca_fails_at_once_with_a_remedy() {
     let with_ca = || api_with_ca("127.0.0.1", 4000);
     for (_name, (api, other)) in table::named([
         ("a certificate of its own", (meshed_api(), Api::start())),
@@ -106,7 +107,7 @@ fn a_server_certificate_of_another_ca_fails_at_once_with_a_remedy() {
 }
 
 #[test]
-fn a_kubeconfig_with_an_invalid_server_or_token_fails_at_once() {
+fn kubeconfig_with_an_invalid_server_or_token_fails_at_once() {
     let api = meshed_api();
     let address = api.address.to_string();
     for (_name, (good, bad)) in table::named([
@@ -124,7 +125,7 @@ fn a_kubeconfig_with_an_invalid_server_or_token_fails_at_once() {
 }
 
 #[test]
-fn errors_omit_tokens_and_variables_that_a_response_quotes() {
+fn errors_do_not_repeat_tokens_or_variables_from_a_response() {
     let api = meshed_api();
     let call = Call::new("ADD", Path::new("/no/such/netns"), &api).linkerd("api-retry-seconds", 1);
     let quoted = format!("GET /\r\nauthorization: Bearer {TOKEN}\r\n");
@@ -162,14 +163,14 @@ fn null_fields_are_read_as_missing_as_in_go() {
 }
 
 #[test]
-fn after_a_rejected_token_the_kubeconfig_is_read_once_more() {
+fn kubeconfig_is_read_again_after_a_rejected_token() {
     let scene = Scene::meshed();
     let call = scene.add();
     scene.api.accept("renewed");
     call.run().failed(102, "");
     assert_eq!(scene.api.requests().len(), 1, "the same token is not tried twice");
 
-    // The first response is slow. Meanwhile the agent writes the new token.
+    // The first response is slow. The agent writes the new token meanwhile.
     scene.api.faults(&[ApiFault::Slow(500)]);
     let renewed = scene.api.kubeconfig().replace(TOKEN, "renewed");
     let path = call.kubeconfig();

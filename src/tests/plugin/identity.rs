@@ -1,4 +1,4 @@
-//! Objects of another pod than the one whose sandbox is being set up.
+//! Tests API responses with the object of a different pod than the one that starts.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ struct OwnPodRow {
 }
 
 #[test]
-fn the_object_of_another_pod_decides_nothing() {
+fn object_of_another_pod_is_rejected() {
     let scene = Scene::meshed();
     for (name, row) in table::rows_of::<OtherPodRow>(include_str!("identity.yaml"), "others") {
         for has_proxy in [true, false] {
@@ -46,7 +46,7 @@ fn the_object_of_another_pod_decides_nothing() {
 }
 
 #[test]
-fn a_mirror_pod_and_a_pod_with_an_omitted_uid_are_redirected() {
+fn mirror_pods_and_pods_with_an_omitted_uid_are_redirected() {
     for (name, row) in table::rows_of::<OwnPodRow>(include_str!("identity.yaml"), "own") {
         let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web{}", row.args);
         let scene = Scene::meshed();

@@ -1,5 +1,5 @@
-//! An outage of the API server: pods with the proxy injector's mark start redirected, other meshed
-//! pods fail. `decisions` counts the requests.
+//! Tests outages of the API server. Pods whose annotations name the proxy injector start with
+//! redirect rules. Other meshed pods fail. The module `decisions` tests the number of requests.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use super::{
     Call, MESHED, NAMESPACE_PATH, POD_PATH, REQUESTS_IN_2_S, Scene, UID, at_the_same_time, requests,
 };
 
-pub const OUT: &str = "config.linkerd.io/skip-outbound-ports";
+const SKIP_OUTBOUND: &str = "config.linkerd.io/skip-outbound-ports";
 
-/// The annotations that the injector sets, and `more`.
+/// Returns the annotations that the proxy injector sets, and `more`.
 pub fn marked(more: &Value) -> Value {
     let mut annotations = json!({
         "linkerd.io/inject": "enabled",
@@ -27,7 +27,8 @@ pub fn marked(more: &Value) -> Value {
     annotations
 }
 
-/// Annotations of a pod that `linkerd inject --manual` gave a proxy.
+/// Returns the annotations that `linkerd inject --manual` sets, which do not name the proxy
+/// injector.
 pub fn unmarked() -> Value {
     json!({
         "linkerd.io/created-by": "linkerd/cli edge-26.8.3",
@@ -46,7 +47,7 @@ enum Outage {
     Fault(ApiFault),
 }
 
-/// Outages, and code and text of the error.
+/// Outages, each with the code and text of its error.
 const OUTAGES: [(Outage, u64, &str); 12] = [
     (Outage::RevokedToken, 102, "HTTP 401"),
     (Outage::Forbidden, 102, "HTTP 403"),
@@ -63,7 +64,7 @@ const OUTAGES: [(Outage, u64, &str); 12] = [
 ];
 
 impl Outage {
-    /// Breaks `api`, which must have answered before, for `call`.
+    /// Starts the outage of `api` for `call`.
     fn begin(self, api: &Api, call: &Call) {
         match self {
             Outage::RevokedToken => api.accept("another token"),
@@ -88,8 +89,8 @@ impl Outage {
 fn check_sends_a_request_only_if_no_rule_has_a_marker() {
     let scene = Scene::meshed();
     let call = |command| scene.call(command).annotated(unmarked());
-    let of_namespace = json!({"metadata": {"name": "ns", "annotations": {OUT: "5432"}}});
-    scene.api.answer(NAMESPACE_PATH, 200, &of_namespace.to_string());
+    let namespace = json!({"metadata": {"name": "ns", "annotations": {SKIP_OUTBOUND: "5432"}}});
+    scene.api.answer(NAMESPACE_PATH, 200, &namespace.to_string());
     call("ADD").run().succeeded();
     scene.api.answer(NAMESPACE_PATH, 200, r#"{"metadata":{"name":"ns"}}"#);
     call("CHECK").run().succeeded();
@@ -102,7 +103,7 @@ fn check_sends_a_request_only_if_no_rule_has_a_marker() {
 }
 
 #[test]
-fn only_marked_pods_start_in_an_outage_and_they_are_redirected() {
+fn only_pods_that_name_the_injector_start_in_an_outage_and_are_redirected() {
     at_the_same_time(OUTAGES, |(outage, code, text)| {
         let scene = Scene::meshed();
         let add = |annotations: Option<Value>, budget| {
@@ -122,7 +123,7 @@ fn only_marked_pods_start_in_an_outage_and_they_are_redirected() {
             assert_eq!(scene.rules(), "", "{outage:?}");
         }
 
-        let call = add(Some(marked(&json!({OUT: "5432"}))), 60);
+        let call = add(Some(marked(&json!({SKIP_OUTBOUND: "5432"}))), 60);
         outage.begin(&scene.api, &call);
         let begin = Instant::now();
         let (outcome, record) = recorded(&call);
@@ -157,7 +158,7 @@ fn check_accepts_guessed_rules_after_an_outage() {
 }
 
 #[test]
-fn a_marked_pod_that_is_gone_or_replaced_fails() {
+fn injected_pod_that_was_deleted_or_replaced_fails() {
     let scene = Scene::meshed();
     let replaced = MESHED.replace("0001\"", "0002\"");
     for (_name, (status, body)) in
@@ -170,7 +171,7 @@ fn a_marked_pod_that_is_gone_or_replaced_fails() {
 }
 
 #[test]
-fn an_invalid_annotation_or_entry_fails_a_marked_pod_in_an_outage() {
+fn invalid_annotation_or_plugin_entry_fails_an_injected_pod_in_an_outage() {
     let scene = Scene::meshed();
     scene.api.accept("another token");
     let add = |annotations| scene.add().annotated(annotations);
@@ -180,7 +181,7 @@ fn an_invalid_annotation_or_entry_fails_a_marked_pod_in_an_outage() {
 }
 
 #[test]
-fn check_in_an_outage_succeeds_unless_the_rules_prove_a_fault() {
+fn check_succeeds_in_an_outage_even_if_no_rule_has_a_marker() {
     at_the_same_time(OUTAGES, |(outage, code, ..)| {
         for annotations in [Some(unmarked()), None] {
             let scene = Scene::meshed();

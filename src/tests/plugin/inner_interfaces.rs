@@ -1,5 +1,5 @@
-//! Connections from networks inside a pod: a bridge in the pod's netns with a guest behind it, and a
-//! proxy that listens where Linkerd's does.
+//! Tests connections from networks inside a pod. The pod's netns has a bridge with a guest behind
+//! it, and a proxy that listens on the same addresses as Linkerd's.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
@@ -22,8 +22,9 @@ fn at(address: &str) -> SocketAddr {
     address.parse().unwrap()
 }
 
-/// The program by which Docker in the pod writes its rules. Where Linkerd's rules are those of
-/// iptables-legacy, rules of iptables-nft would decide first, as the kernel calls them first.
+/// Returns the program with which Docker in the pod writes its rules. Besides rules of
+/// iptables-legacy, it has to be iptables-legacy too: the kernel would evaluate rules of
+/// iptables-nft first.
 fn iptables_in_pod(mode: &str) -> String {
     match mode {
         "legacy" | "plain" => iptables(mode, false),
@@ -31,11 +32,12 @@ fn iptables_in_pod(mode: &str) -> String {
     }
 }
 
+/// Creates a scene whose pod has the annotation with this value.
 fn annotated(value: &str) -> Scene {
     Scene::with(json!({ ANNOTATION: value }), &meshed_spec(), &json!({}))
 }
 
-/// Listens as Linkerd's proxy does, and as an app and a server outside.
+/// Starts listeners in the pod, for the proxy and the app. Starts servers in the neighbour's netns.
 fn listen(scene: &Scene) {
     serve_at(scene, "outbound", at("127.0.0.1:4140"));
     serve_at(scene, "outbound", at("[::1]:4140"));
@@ -47,7 +49,7 @@ fn listen(scene: &Scene) {
 }
 
 #[test]
-fn ipv4_from_inside_reaches_the_outbound_port_with_its_destination_in_every_mode() {
+fn ipv4_connections_from_inside_reach_the_outbound_port_and_keep_their_destination() {
     for mode in MODES {
         let scene = annotated("docker0,k6t-eth0");
         listen(&scene);
@@ -76,7 +78,7 @@ fn ipv4_from_inside_reaches_the_outbound_port_with_its_destination_in_every_mode
             ("the pod", guest.connect(pod, 8080), "outbound 10.99.0.1:8080"),
             ("the bridge", guest.connect(BRIDGE[0], 8080), "outbound 172.17.0.1:8080"),
             ("a published port", guest.connect(pod, 8081), "outbound 10.99.0.1:8081"),
-            // From outside, all is as without the annotation.
+            // The annotation does not affect connections from outside.
             ("inbound", scene.connect_from_neighbour(pod, 8080), "inbound 10.99.0.1:8080"),
             ("published", scene.connect_from_neighbour(pod, 8081), "inbound 10.99.0.1:8081"),
             ("outbound", scene.connect_from_pod(0, neighbour, 9000), "outbound 10.99.0.2:9000"),
@@ -93,9 +95,9 @@ fn ipv4_from_inside_reaches_the_outbound_port_with_its_destination_in_every_mode
     }
 }
 
-/// The kernel has no way from a bridge to `::1`.
+/// The kernel does not route packets from a bridge to `::1`.
 #[test]
-fn ipv6_from_inside_reaches_a_proxy_that_listens_on_all_addresses_and_never_bypasses_it() {
+fn ipv6_connections_from_inside_reach_only_a_proxy_that_listens_on_all_addresses() {
     for mode in MODES {
         let scene = annotated("docker0");
         scene.in_mode(mode, "ADD").linkerd("ipv6", true).run().succeeded();
@@ -122,9 +124,9 @@ fn ipv6_from_inside_reaches_a_proxy_that_listens_on_all_addresses_and_never_bypa
 }
 
 #[test]
-fn pod_annotation_namespace_annotation_and_plugin_entry_name_the_interfaces() {
+fn interfaces_are_read_from_pod_then_namespace_then_plugin_entry() {
     let annotation = |value: &str| json!({ ANNOTATION: value });
-    for (of_pod, of_namespace, entry, wanted) in [
+    for (pod_annotations, namespace_annotations, entry, wanted) in [
         (json!({}), json!({}), json!([]), "inbound"),
         (json!({}), json!({}), json!(["docker0"]), "outbound"),
         (json!({}), annotation("docker0"), json!([]), "outbound"),
@@ -132,8 +134,8 @@ fn pod_annotation_namespace_annotation_and_plugin_entry_name_the_interfaces() {
         (annotation("docker0"), annotation("other0"), json!(["other0"]), "outbound"),
         (annotation("other0"), annotation("docker0"), json!(["docker0"]), "inbound"),
     ] {
-        let case = format!("{of_pod} {of_namespace} {entry}");
-        let scene = Scene::with(of_pod, &meshed_spec(), &of_namespace);
+        let case = format!("{pod_annotations} {namespace_annotations} {entry}");
+        let scene = Scene::with(pod_annotations, &meshed_spec(), &namespace_annotations);
         listen(&scene);
         scene.in_mode("native", "ADD").linkerd("inner-interfaces", entry).run().succeeded();
         let guest = Guest::behind_bridge(&scene, "docker0");
@@ -141,9 +143,9 @@ fn pod_annotation_namespace_annotation_and_plugin_entry_name_the_interfaces() {
     }
 }
 
-/// Existing tests compare the rules of such pods with upstream's.
+/// Other tests compare the rules of pods without the annotation with upstream's.
 #[test]
-fn without_the_annotation_traffic_from_inside_is_inbound_and_no_sysctl_changes() {
+fn without_the_annotation_connections_from_inside_are_inbound_and_no_sysctl_changes() {
     let route_localnet = "cat /proc/sys/net/ipv4/conf/*/route_localnet | tr -d '\\n'";
     for mode in MODES {
         let scene = Scene::meshed();
@@ -157,34 +159,35 @@ fn without_the_annotation_traffic_from_inside_is_inbound_and_no_sysctl_changes()
 }
 
 #[test]
-fn add_opens_only_interfaces_inside_the_pod_and_those_that_come_later() {
+fn add_sets_route_localnet_only_for_inner_interfaces_and_the_default() {
     for mode in ["native", "nft"] {
         let scene = annotated("docker0,k6t-eth0");
         let guest = Guest::behind_bridge(&scene, "docker0");
         listen(&scene);
         scene.in_mode(mode, "ADD").run().succeeded();
         scene.sh("ip link add later0 type bridge");
-        let open = "cd /proc/sys/net/ipv4/conf && grep -l 1 */route_localnet | cut -d/ -f1 | xargs";
-        assert_eq!(scene.sh(open), "default docker0 later0\n", "{mode}");
+        let list = "cd /proc/sys/net/ipv4/conf && grep -l 1 */route_localnet | cut -d/ -f1 | xargs";
+        assert_eq!(scene.sh(list), "default docker0 later0\n", "{mode}");
         assert_eq!(guest.connect(NEIGHBOUR[0], 9000), "outbound 10.99.0.2:9000", "{mode}");
     }
 }
 
 #[test]
-fn add_fails_with_the_remedy_where_sysctls_are_read_only() {
+fn add_fails_with_a_remedy_if_sysctls_are_read_only() {
     let scene = annotated("docker0");
     let outcome = scene.in_mode("native", "ADD").run_with_read_only_sysctls();
     let outcome = outcome.failed(121, "cannot set the sysctls net.ipv4.conf.*.route_localnet");
     outcome.advises("delete the pod");
-    // Nothing is to set for a pod without such interfaces.
+    // A pod without inner interfaces needs no sysctl.
     let scene = Scene::meshed();
     scene.in_mode("native", "ADD").run_with_read_only_sysctls().succeeded();
 }
 
-/// Sends a datagram from the netns to a port of 127.0.0.1 in the pod. Returns whether it arrives.
+/// Sends a datagram from the netns `sender` to a port of 127.0.0.1 in the pod. Returns true if it
+/// arrives.
 fn reaches_loopback(scene: &Scene, sender: &std::path::Path) -> bool {
-    // Not a fixed port: a child that another test starts at this moment keeps the earlier socket
-    // open until it executes its program.
+    // Use a free port: a process that another test has just forked may keep an earlier socket open
+    // until it executes its program.
     let receiver = scene.within(|| UdpSocket::bind("127.0.0.1:0")).unwrap();
     let address = receiver.local_addr().unwrap();
     receiver.set_read_timeout(Some(SECOND)).unwrap();
@@ -202,7 +205,7 @@ fn reaches_loopback(scene: &Scene, sender: &std::path::Path) -> bool {
     }
 }
 
-/// Commands that send packets for 127.0.0.1 to the pod.
+/// Returns commands that route packets for the loopback addresses to the pod.
 fn route_loopback_to(gateway: &str) -> String {
     format!(
         "sysctl -qw net.ipv4.conf.all.route_localnet=1 && ip addr flush dev lo && \
@@ -211,14 +214,14 @@ fn route_loopback_to(gateway: &str) -> String {
 }
 
 #[test]
-fn loopback_addresses_of_the_pod_stay_closed_to_its_networks() {
+fn loopback_addresses_of_the_pod_are_unreachable_from_its_networks() {
     for mode in ["native", "nft", "legacy"] {
         let scene = annotated("docker0");
         scene.in_mode(mode, "ADD").run().succeeded();
         serve_at(&scene, "loopback", at("127.0.0.1:8088"));
         let guest = Guest::behind_bridge(&scene, "docker0");
         guest.sh(&route_loopback_to(BRIDGE[0]));
-        // A network that joins the pod later, and is not named.
+        // The pod gets a network later, which the annotation does not name.
         scene.add_network();
         let neighbour = scene.neighbour_path();
         let enter = format!("nsenter --net={}", neighbour.display());
@@ -241,9 +244,9 @@ fn loopback_addresses_of_the_pod_stay_closed_to_its_networks() {
     }
 }
 
-/// The rules of KubeVirt's binding `masquerade` for a virtual machine with the port 80
-/// (`setupNATByFamily` in `pkg/network/setup/netpod/masquerade/masquerade.go`). With
-/// `for_a_proxy`, those of a machine with the annotation `sidecar.istio.io/inject: "true"`.
+/// Returns the rules of KubeVirt's binding `masquerade` for a virtual machine with the port 80
+/// (`setupNATByFamily` in `pkg/network/setup/netpod/masquerade/masquerade.go`). If `for_a_proxy` is
+/// set, the machine has the annotation `sidecar.istio.io/inject: "true"`.
 fn kubevirt_rules(for_a_proxy: bool) -> String {
     let (pod, gateway, guest) = (POD[0], BRIDGE[0], GUEST[0]);
     let (preinbound, to_guest, from_proxy) = if for_a_proxy {
@@ -273,9 +276,9 @@ fn kubevirt_rules(for_a_proxy: bool) -> String {
     .replace("{ ; }", "{ }")
 }
 
-/// The whole way through a proxy that connects as its user to the original destination.
+/// Connects through a proxy that itself connects to the original destination, as the proxy's user.
 #[test]
-fn a_virtual_machine_with_kubevirts_masquerade_connects_and_serves_through_the_proxy() {
+fn virtual_machine_with_kubevirts_masquerade_connects_and_serves_through_the_proxy() {
     for mode in MODES {
         let scene = annotated("k6t-eth0");
         scene.in_mode(mode, "ADD").run().succeeded();
@@ -289,13 +292,14 @@ fn a_virtual_machine_with_kubevirts_masquerade_connects_and_serves_through_the_p
         assert_eq!(got, "outbound 10.99.0.2:9000\nserver 10.99.0.2:9000", "{mode}");
         let got = scene.connect_from_neighbour(POD[0], 80);
         assert_eq!(got, "inbound 10.99.0.1:80\nmachine 172.17.0.2:80", "{mode}");
-        // To the pod's own address: through the proxy back to the machine.
+        // A connection to the pod's own address goes through the proxy back to the machine.
         let got = machine.connect(POD[0], 80);
         assert_eq!(got, "outbound 10.99.0.1:80\nmachine 172.17.0.2:80", "{mode}");
     }
 }
 
-/// Without KubeVirt's annotation for proxies, nothing forwards what the proxy sends to the pod.
+/// Without KubeVirt's annotation for proxies, no rule forwards the proxy's connections to the
+/// machine.
 #[test]
 fn inbound_connections_to_a_virtual_machine_need_kubevirts_annotation_for_proxies() {
     let scene = annotated("k6t-eth0");
@@ -312,10 +316,9 @@ fn inbound_connections_to_a_virtual_machine_need_kubevirts_annotation_for_proxie
     assert_eq!(got, "inbound 10.99.0.1:80\nConnectionRefused");
 }
 
-/// The whole way to and from a container of Docker in the pod, with Docker's rules for a published
-/// port.
+/// Uses Docker's rules for a published port.
 #[test]
-fn a_container_of_docker_in_the_pod_connects_and_serves_through_the_proxy() {
+fn docker_container_in_the_pod_connects_and_serves_through_the_proxy() {
     for mode in MODES {
         let scene = annotated("docker0");
         scene.in_mode(mode, "ADD").run().succeeded();
@@ -340,8 +343,8 @@ fn a_container_of_docker_in_the_pod_connects_and_serves_through_the_proxy() {
     }
 }
 
-/// Bridges pass the packets between their own ports to iptables if the sysctl
-/// `bridge-nf-call-iptables` is 1, as on nodes of Kubernetes.
+/// On Kubernetes nodes, the sysctl `bridge-nf-call-iptables` is 1, so that a bridge passes packets
+/// between its own ports to iptables.
 #[test]
 fn containers_of_one_bridge_reach_each_other_through_the_proxy_unless_their_subnet_is_skipped() {
     for (skipped, wanted) in [
@@ -361,14 +364,14 @@ fn containers_of_one_bridge_reach_each_other_through_the_proxy_unless_their_subn
 }
 
 #[test]
-fn check_and_audit_notice_a_missing_rule_and_the_sysctl() {
+fn check_and_audit_detect_a_missing_rule_and_a_changed_sysctl() {
     for mode in ["native", "nft", "legacy"] {
         let scene = annotated("docker0,k6t-eth0");
         let call = |command| scene.in_mode(mode, command).linkerd("ipv6", true);
         call("ADD").run().succeeded();
         call("CHECK").run().succeeded();
         let audit = || scene.within(|| firewall::rules_state(None)).unwrap();
-        // Only the host's programs read legacy tables.
+        // The audit cannot read legacy tables, because it does not use the host's programs.
         if mode != "legacy" {
             assert_eq!(audit(), RulesState::Complete, "{mode}");
         }
@@ -423,7 +426,7 @@ fn check_fails_if_a_native_rule_for_an_interface_was_changed() {
 }
 
 #[test]
-fn rules_for_interfaces_inside_the_pod_are_alike_in_every_mode() {
+fn rules_for_inner_interfaces_are_alike_in_every_mode() {
     let scene = annotated("docker0,k6t-eth0");
     let call = scene.in_mode("native", "ADD").linkerd("ipv6", true);
     call.linkerd("outbound-ports-to-ignore", ["25", "8000-8010"]).run().succeeded();
@@ -440,7 +443,7 @@ fn rules_for_interfaces_inside_the_pod_are_alike_in_every_mode() {
 }
 
 #[test]
-fn an_invalid_name_is_recorded_and_with_strict_annotations_fails_the_pod() {
+fn invalid_interface_name_is_recorded_or_fails_the_pod_if_annotations_are_strict() {
     let scene = annotated("docker0,docker+,eth0");
     let (outcome, record) = recorded(&scene.in_mode("native", "ADD"));
     outcome.succeeded().logs(&format!("ignored in {ANNOTATION}: \"docker+\", \"eth0\""));
