@@ -79,7 +79,7 @@ impl Config {
         self.kubeconfig.parent().filter(|dir| dir.is_absolute())
     }
 
-    /// Fails if any value of the plugin entry is invalid.
+    /// Reads the plugin entry. Fails if any value is invalid.
     pub fn read(config: &Object) -> Result<Self, Error> {
         let config = Config::read_leniently(config);
         match config.problem {

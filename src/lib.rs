@@ -17,12 +17,12 @@
 //! - [`netlink`]: netlink messages, attributes and sockets
 //! - [`netns`]: enters network namespaces and makes links in them
 //! - [`cni`]: the CNI protocol: request, arguments, versions, result, error
-//! - [`redirect`]: what is redirected in a pod: ports, subnets, families, and the rules as data
-//! - [`pod`]: facts about a pod: what its name, annotations and containers say of its redirect
+//! - [`redirect`]: a pod's redirect (ports, subnets, address families), and the rules as data
+//! - [`pod`]: facts about a pod from its name, annotations and containers
 //! - [`cluster_lookup`]: reads the objects besides a pod that complete the facts for its redirect
 //! - [`pod_copy`]: the node's copy of its pods: the agent writes it, the plugin reads it
 //! - [`firewall`]: puts redirect rules into the kernel, and checks that they are there
-//! - [`config`]: the plugin entry, and the redirect that it and the facts about a pod ask for
+//! - [`config`]: the plugin entry, and a pod's redirect from the entry and the facts about the pod
 //! - [`verdict`]: what the plugin does with a pod: skip, redirect or refuse; the paths around the
 //!   proxy of a redirected pod
 //! - [`record`]: the record of a plugin call: the plugin sends it, the agent logs and counts it

@@ -1,7 +1,7 @@
 //! Invalid elements of a pod's lists of ports and interfaces.
 //!
-//! [`Config::resolve`](super::Config::resolve) ignores and reports them, unless the plugin entry
-//! has `strict-annotations`: then it fails the pod.
+//! [`Config::resolve`](super::Config::resolve) ignores and reports them. If the plugin entry has
+//! `strict-annotations`, it fails the pod instead.
 
 use std::fmt;
 

@@ -19,7 +19,7 @@ use crate::redirect::{Ipv6, Redirect, Subnet};
 /// A list of subnets that are not redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubnetList {
-    /// Sources of inbound connections, from upstream's setting.
+    /// Sources of inbound connections. Upstream has only this list.
     Any,
     /// Sources of inbound connections.
     Inbound,
@@ -116,8 +116,8 @@ impl Config {
         self.resolve(pod).map(|resolved| resolved.redirect)
     }
 
-    /// Returns two lists of inbound ports, which both apply: that of the plugin entry, in which the
-    /// chart includes the proxy's admin and control ports, and that of the annotation.
+    /// Returns the lists of the plugin entry and of the annotation, which both apply. The chart
+    /// includes the proxy's admin and control ports in the former.
     pub fn inbound_ports<'a>(&'a self, pod: &'a PodFacts) -> [ListSetting<'a>; 2] {
         let configured = &self.inbound_ports_to_ignore[..];
         [

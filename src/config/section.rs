@@ -33,7 +33,7 @@ impl Section {
     }
 
     /// Reads the member `key` with `parse`. If `parse` returns `None`, records the error that the
-    /// value is not `expected`. A missing or null member is no error.
+    /// value is not `expected`. A missing or null member is valid.
     pub fn read<T>(
         &mut self,
         key: &str,

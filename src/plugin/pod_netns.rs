@@ -24,9 +24,11 @@ fn own_netns_error() -> Error {
     Error::new(Failure::InvalidNetns, problem).with_details("call the plugin with the pod's netns")
 }
 
-/// Runs `work` inside the pod's netns. Fails with [`Failure::InvalidNetns`] if the netns cannot be
-/// opened or entered or is the plugin's own, and with [`Failure::RulesFailed`] if the rules cannot
-/// be installed or read.
+/// Runs `work` inside the pod's netns.
+///
+/// Fails with [`Failure::InvalidNetns`] if the netns cannot be opened or entered, or is the
+/// plugin's own, and with [`Failure::RulesTimedOut`] after [`NETNS_DEADLINE`]. Otherwise, an error
+/// of `work` determines the failure.
 pub fn in_netns<T: Send + 'static>(
     request: &Request,
     work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,

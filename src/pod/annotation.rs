@@ -28,8 +28,8 @@ pub enum ValueKind {
     InterfaceList,
     /// A user ID or group ID. An invalid value fails the pod.
     Id,
-    /// A port of the proxy. An invalid value is ignored and reported. The proxy container sets its
-    /// ports too, so a missing annotation is no reason to request the namespace.
+    /// A port of the proxy. An invalid value is ignored and reported. The plugin does not request
+    /// the namespace if the annotation is missing, because the proxy container sets its ports too.
     ProxyPort,
 }
 
@@ -109,7 +109,7 @@ pub fn is_disabled(annotations: &Annotations) -> bool {
 ///   (`CreateOpaquePortsPatch` in `inject.go`), from their ports or from the namespace;
 /// - `linkerd.io/inject` and other `config.linkerd.io` keys: authors write them on pods that the
 ///   injector skips, such as host-network pods;
-/// - [`CREATED_BY`] with another program than the injector: charts set it on all their pods.
+/// - [`CREATED_BY`] that names another program: charts set it on all their pods.
 pub fn has_proxy_annotation(annotations: &Annotations) -> bool {
     annotations.iter().any(|(key, value)| match key.as_str() {
         PROXY_VERSION | TRUST_ROOT => true,

@@ -16,15 +16,15 @@ pub struct ContainerUser {
     /// UID from the securityContext. `None`: the image sets the user, and the pod object does not
     /// contain it.
     uid: Option<i64>,
-    /// GID from the securityContext. `None`: as for the UID.
+    /// GID from the securityContext. `None`: the image sets the group.
     gid: Option<i64>,
-    /// Everything that is not listed may be possible. Empty if an older agent, which does not know
-    /// this field, wrote the facts.
+    /// What the securityContext rules out. Everything else must be assumed to be possible. Empty if
+    /// an older agent wrote the facts, because it does not know this field.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     ruled_out: Vec<RuledOut>,
 }
 
-/// Something that a securityContext rules out.
+/// A possibility that a securityContext can rule out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RuledOut {

@@ -113,7 +113,8 @@ pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
 /// can stand for a whole run of rules: see [`nft::runs`].
 ///
 /// The rules of each chain must be listed in order. In the chains `own`, no foreign rule may
-/// precede them, because it could decide instead. In other chains, foreign rules may be anywhere.
+/// precede them, because it could take effect first. In other chains, foreign rules may be
+/// anywhere.
 pub fn missing_in_order<'r, T, E>(
     runs: impl Iterator<Item = &'r [Rule]>,
     listed: &ListedRules<T>,

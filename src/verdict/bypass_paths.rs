@@ -40,7 +40,7 @@ const DEFAULT_ADMIN_PORT: u16 = 4191;
 /// Linkerd's default port of the proxy's control server.
 const DEFAULT_CONTROL_PORT: u16 = 4190;
 
-/// A path on which traffic of a meshed pod bypasses its proxy.
+/// A path on which traffic of a meshed pod bypasses or may bypass its proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BypassPath {
     pub reason: Reason,
