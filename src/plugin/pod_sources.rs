@@ -81,7 +81,7 @@ impl<'a> RequestedPod<'a> {
         self.decide(config, command, fetched)
     }
 
-    /// Returns the longest time for API requests. `None` if the pod is decided without them.
+    /// Returns the time limit for API requests. `None`: the pod is decided without them.
     pub fn api_budget(&self, config: &Config, command: Command) -> Option<Duration> {
         if matches!(self.copy, NodeCopy::Decides(_)) {
             return None;
@@ -93,7 +93,8 @@ impl<'a> RequestedPod<'a> {
         if is_skipped && !may_be_unpublished {
             return None;
         }
-        if is_skipped || !is_add || self.can_start_by_annotations(config) {
+        let can_end_without_api = is_skipped || !is_add || self.can_start_by_annotations(config);
+        if can_end_without_api {
             Some(config.api_budget.min(api_budget::SHORT))
         } else {
             Some(config.api_budget)

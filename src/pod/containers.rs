@@ -44,6 +44,7 @@ pub fn beside_proxy(pod: &Pod) -> Vec<ContainerUser> {
         .collect()
 }
 
+/// Returns true if the init container is a native sidecar.
 pub fn is_sidecar(init_container: &Container) -> bool {
     init_container.restart_policy.as_deref() == Some("Always")
 }
@@ -73,6 +74,7 @@ fn skips_all_ipv4(redirect: &Redirect) -> bool {
 
 fn skips_all_ports(redirect: &Redirect) -> bool {
     let ranges = redirect.skip_outbound.iter().map(|range| (range.first, range.last));
+    // No connection uses port 0.
     matches!(ports::merged(ranges.collect())[..], [(0 | 1, u16::MAX)])
 }
 
