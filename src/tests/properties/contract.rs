@@ -123,31 +123,33 @@ impl Settings {
         if packet.protocol != TCP {
             return None;
         }
-        let is_in = |ports: &[PortRange]| {
-            ports.iter().any(|range| (range.first..=range.last).contains(&packet.destination_port))
-        };
-        let is_in_subnets =
-            |index, address| self.skip_subnets(index).iter().any(|net| net.contains(address));
-        let is_skipped_outbound =
-            is_in(&self.skip_outbound()) || is_in_subnets(2, &packet.destination);
-        if packet.hook == Hook::Prerouting && inner_interfaces.contains(&packet.interface) {
-            return if is_skipped_outbound { None } else { Some(self.proxy_port(Hook::Output)) };
+        if packet.hook == Hook::Prerouting && !inner_interfaces.contains(&packet.interface) {
+            if self.skips_inbound(packet) {
+                return None;
+            }
+            return Some(self.proxy_port(Hook::Prerouting));
         }
-        let is_skipped = match packet.hook {
-            Hook::Prerouting => {
-                is_in(&self.skip_inbound())
-                    || is_in_subnets(0, &packet.source)
-                    || is_in_subnets(1, &packet.source)
-                    || !(self.ports_to_redirect.is_empty()
-                        || self.ports_to_redirect.contains(&packet.destination_port))
-            }
-            _ => {
-                packet.socket.is_some_and(|user| self.is_proxy(user))
-                    || packet.interface == "lo"
-                    || is_skipped_outbound
-            }
-        };
-        if is_skipped { None } else { Some(self.proxy_port(packet.hook)) }
+        // Connections from networks inside the pod arrive at the pod, but are outbound too.
+        let is_exempt = packet.hook != Hook::Prerouting
+            && (packet.interface == "lo" || packet.socket.is_some_and(|user| self.is_proxy(user)));
+        if is_exempt || self.skips_outbound(packet) {
+            return None;
+        }
+        Some(self.proxy_port(Hook::Output))
+    }
+
+    fn skips_inbound(&self, packet: &Packet) -> bool {
+        let is_redirected_port = self.ports_to_redirect.is_empty()
+            || self.ports_to_redirect.contains(&packet.destination_port);
+        !is_redirected_port
+            || contains_port(&self.skip_inbound(), packet.destination_port)
+            || contains_address(self.skip_subnets(0), &packet.source)
+            || contains_address(self.skip_subnets(1), &packet.source)
+    }
+
+    fn skips_outbound(&self, packet: &Packet) -> bool {
+        contains_port(&self.skip_outbound(), packet.destination_port)
+            || contains_address(self.skip_subnets(2), &packet.destination)
     }
 
     /// Returns the list of the pod's annotation, or else of the namespace's.
@@ -201,42 +203,14 @@ impl Settings {
             return lines;
         }
         let [inbound, outbound] = ["PROXY_INIT_REDIRECT", "PROXY_INIT_OUTPUT"];
-        let skipped = |chain: &str, ranges: &[PortRange]| -> Vec<String> {
-            // At most 15 numbers, even if every element is a range.
-            let texts: Vec<String> =
-                ranges.iter().map(|range| range_text(*range).replace('-', ":")).collect();
-            let groups = texts.chunks(7).map(|group| group.join(","));
-            groups
-                .map(|ports| {
-                    format!(
-                        "-A {chain} -p tcp -m multiport --dports {ports} -m comment --comment \
-                         \"proxy-init/ignore-port-{ports}\" -j RETURN"
-                    )
-                })
-                .collect()
-        };
-        let skipped_subnets = |chain: &str, option: &str, index: usize| -> Vec<String> {
-            let is_in_family = |net: &&IpNet| net.addr().is_ipv4() == (family == Family::Ipv4);
-            let line = |net: &IpNet| {
-                // iptables drops host bits, and conditions that every packet matches.
-                let condition = match net.prefix_len() {
-                    0 => String::new(),
-                    _ => format!(" {option} {}", net.trunc()),
-                };
-                format!(
-                    "-A {chain}{condition} -m comment --comment proxy-init/ignore-subnet -j RETURN"
-                )
-            };
-            self.skip_subnets(index).iter().filter(is_in_family).map(line).collect()
-        };
         lines.extend([inbound, outbound].map(|chain| format!("-N {chain}")));
         lines.extend([("PREROUTING", inbound), ("OUTPUT", outbound)].map(|(hook, chain)| {
             format!("-A {hook} -m comment --comment \"proxy-init/install-proxy-init\" -j {chain}")
         }));
         lines.extend(self.inner_lines(family, inbound));
-        lines.extend(skipped(inbound, &self.skip_inbound()));
-        lines.extend(skipped_subnets(inbound, "-s", 0));
-        lines.extend(skipped_subnets(inbound, "-s", 1));
+        lines.extend(port_lines(inbound, &self.skip_inbound()));
+        lines.extend(subnet_lines(inbound, "-s", self.skip_subnets(0), family));
+        lines.extend(subnet_lines(inbound, "-s", self.skip_subnets(1), family));
         let to_proxy = self.proxy_port(Hook::Prerouting);
         if self.ports_to_redirect.is_empty() {
             lines.push(format!("-A {inbound} -p tcp -j REDIRECT --to-ports {to_proxy}"));
@@ -248,8 +222,8 @@ impl Settings {
         lines.extend(uid.map(|uid| format!("-A {outbound} -m owner --uid-owner {uid} -j RETURN")));
         lines.extend(gid.map(|gid| format!("-A {outbound} -m owner --gid-owner {gid} -j RETURN")));
         lines.push(format!("-A {outbound} -o lo -j RETURN"));
-        lines.extend(skipped(outbound, &self.skip_outbound()));
-        lines.extend(skipped_subnets(outbound, "-d", 2));
+        lines.extend(port_lines(outbound, &self.skip_outbound()));
+        lines.extend(subnet_lines(outbound, "-d", self.skip_subnets(2), family));
         let to_proxy = self.proxy_port(Hook::Output);
         lines.push(format!("-A {outbound} -p tcp -j REDIRECT --to-ports {to_proxy}"));
         lines
@@ -389,6 +363,49 @@ impl Layer {
         };
         values.into_iter().chain(subnets).map(render).collect()
     }
+}
+
+fn contains_port(ranges: &[PortRange], port: u16) -> bool {
+    ranges.iter().any(|range| (range.first..=range.last).contains(&port))
+}
+
+fn contains_address(subnets: &[IpNet], address: &IpAddr) -> bool {
+    subnets.iter().any(|subnet| subnet.contains(address))
+}
+
+/// Returns the rules that exempt ports, in groups that fit into one `multiport` match.
+fn port_lines(chain: &str, ranges: &[PortRange]) -> Vec<String> {
+    let texts: Vec<String> =
+        ranges.iter().map(|range| range_text(*range).replace('-', ":")).collect();
+    let mut lines = Vec::new();
+    // A match has at most 15 ports. Seven elements fit even if all of them are ranges.
+    for group in texts.chunks(7) {
+        let ports = group.join(",");
+        lines.push(format!(
+            "-A {chain} -p tcp -m multiport --dports {ports} -m comment --comment \
+             \"proxy-init/ignore-port-{ports}\" -j RETURN"
+        ));
+    }
+    lines
+}
+
+/// Returns the rules that exempt the family's subnets.
+fn subnet_lines(chain: &str, option: &str, subnets: &[IpNet], family: Family) -> Vec<String> {
+    let mut lines = Vec::new();
+    for subnet in subnets {
+        if subnet.addr().is_ipv4() != (family == Family::Ipv4) {
+            continue;
+        }
+        // iptables drops host bits, and conditions that every packet matches.
+        let condition = match subnet.prefix_len() {
+            0 => String::new(),
+            _ => format!(" {option} {}", subnet.trunc()),
+        };
+        lines.push(format!(
+            "-A {chain}{condition} -m comment --comment proxy-init/ignore-subnet -j RETURN"
+        ));
+    }
+    lines
 }
 
 fn is_ipv4_loopback(address: &IpAddr) -> bool {
