@@ -1,4 +1,4 @@
-//! Netlink: encodes messages and attributes, and exchanges them with the kernel.
+//! Encodes netlink messages, and exchanges them with the kernel.
 
 pub mod attribute;
 pub mod socket;

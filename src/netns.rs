@@ -20,8 +20,8 @@ use crate::deadline::run_within;
 
 /// Path of the calling thread's netns.
 const CURRENT: &str = "/proc/thread-self/ns/net";
-/// Longest time to create a netns. Creation usually takes milliseconds, but waits while the kernel
-/// removes many other netns.
+/// Time limit for creating a netns. Usually this takes milliseconds, but the kernel delays it while
+/// it removes many other netns.
 const CREATE_BUDGET: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
@@ -36,8 +36,8 @@ pub enum Error {
     Work { path: PathBuf, problem: String },
 }
 
-/// An open netns. It stays the same netns, even if its path later leads to another one. If no netns
-/// was mounted at the path, it is only an open file, see [`Netns::made_without_netns`].
+/// An open netns. It remains the same netns even if another one is mounted at its path later. If no
+/// netns was mounted at the path, this is only an open file, see [`Netns::made_without_netns`].
 #[derive(Debug)]
 pub struct Netns {
     file: File,
@@ -55,7 +55,7 @@ impl Netns {
         Ok(Netns { file, path: path.to_owned() })
     }
 
-    /// Returns the path by which the netns was opened.
+    /// Returns the path at which the netns was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -65,8 +65,8 @@ impl Netns {
         is_same_file(fstat(&self.file), stat(CURRENT))
     }
 
-    /// Returns when the file at the path was made, if no netns was mounted on the file when it was
-    /// opened. `None` for a netns.
+    /// Returns when the file at the path was created, if no netns was mounted on it. Returns `None`
+    /// for a netns.
     pub fn made_without_netns(&self) -> Option<SystemTime> {
         if fstatfs(&self.file).ok()?.filesystem_type() == NSFS_MAGIC {
             return None;
@@ -74,8 +74,8 @@ impl Netns {
         self.file.metadata().and_then(|file| file.modified()).ok()
     }
 
-    /// Runs `work` inside the netns and waits for it at most `deadline`. After that the thread
-    /// keeps running until `work` returns or the process ends.
+    /// Runs `work` inside the netns, on a thread of its own, and waits at most `deadline` for its
+    /// result. After a timeout, the thread keeps running until `work` returns or the process ends.
     pub fn run<T: Send + 'static>(
         &self,
         deadline: Duration,
@@ -98,16 +98,16 @@ impl Netns {
     }
 }
 
-/// Returns whether `path` is the netns of the calling thread. `false` if `path` is not accessible.
-/// The path may lead to another netns once it is opened, so [`Netns::is_current`] has to be asked
-/// then.
+/// Returns whether `path` is the netns of the calling thread. Returns `false` if `path` is not
+/// accessible. Check [`Netns::is_current`] again after opening the netns, because another one may
+/// have been mounted at the path meanwhile.
 pub fn is_current(path: &Path) -> bool {
     is_same_file(stat(path), stat(CURRENT))
 }
 
-fn is_same_file(one: nix::Result<FileStat>, other: nix::Result<FileStat>) -> bool {
-    match (one, other) {
-        (Ok(one), Ok(other)) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
+fn is_same_file(a: nix::Result<FileStat>, b: nix::Result<FileStat>) -> bool {
+    match (a, b) {
+        (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
         _ => false,
     }
 }

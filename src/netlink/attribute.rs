@@ -1,5 +1,5 @@
-//! Encodes and decodes netlink attributes: length, type and value, padded to four bytes. Attributes
-//! can be nested (`linux/netlink.h`).
+//! Encodes and decodes netlink attributes (`linux/netlink.h`). An attribute consists of length, type
+//! and value, and is padded to four bytes. Its value can be a sequence of attributes.
 
 use std::iter;
 
@@ -9,7 +9,7 @@ use nix::libc;
 const NESTED: u16 = libc::NLA_F_NESTED as u16;
 /// Flag in the type: the value is in network byte order.
 const NETWORK_ORDER: u16 = libc::NLA_F_NET_BYTEORDER as u16;
-/// Size of length and type, in bytes.
+/// Size of the length and the type of an attribute, in bytes.
 const HEADER: usize = size_of::<libc::nlattr>();
 
 /// An encoded sequence of attributes.
@@ -17,7 +17,7 @@ const HEADER: usize = size_of::<libc::nlattr>();
 pub struct Attributes(pub Vec<u8>);
 
 impl Attributes {
-    /// Appends the attribute `kind` with these bytes as its value.
+    /// Appends an attribute of the type `kind`, with these bytes as its value.
     pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         let length = (HEADER + value.len()) as u16;
         self.0.extend_from_slice(&length.to_ne_bytes());
@@ -27,12 +27,12 @@ impl Attributes {
         self
     }
 
-    /// Appends a text, with the NUL that ends it.
+    /// Appends a text with a terminating NUL.
     pub fn text(self, kind: u16, value: &str) -> Self {
         self.bytes(kind, &[value.as_bytes(), b"\0"].concat())
     }
 
-    /// Appends a number in network byte order, which is the order in all attributes of nf_tables.
+    /// Appends a number in network byte order, which all attributes of nf_tables use.
     pub fn number(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
@@ -43,7 +43,7 @@ impl Attributes {
     }
 }
 
-/// Decodes a sequence of attributes into types and values. Stops at an attribute that is cut short.
+/// Decodes a sequence of attributes into types and values. Stops at a truncated attribute.
 pub fn parse(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     iter::from_fn(move || {
         let [l0, l1, k0, k1, ..] = *bytes else {
@@ -57,7 +57,7 @@ pub fn parse(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Returns the value of the first attribute of the type `kind`.
+/// Returns the value of the first attribute of the type `kind`, if there is one.
 pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     for (found, value) in parse(bytes) {
         if found == kind {

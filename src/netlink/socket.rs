@@ -12,17 +12,17 @@ use nix::sys::time::TimeVal;
 
 use super::attribute::{Attributes, padded};
 
-/// Timeout for one response of the kernel, in seconds. A response usually takes microseconds, but
-/// replacing a table waits some 25 ms for an RCU grace period, and creating a link may load a
-/// module.
+/// Timeout for one response of the kernel, in seconds. Usually a response takes microseconds.
+/// Replacing a table takes about 25 ms, because the kernel waits for an RCU grace period. Creating a
+/// link may load a kernel module.
 const RESPONSE_SECONDS: i64 = 5;
 
-/// Largest number of bytes that [`dump`] receives. The number is limited, because a process of the
-/// pod with CAP_NET_ADMIN can add any number of objects. The limit is above the 3 MB or so that the
-/// longest port lists in a pod's annotations need.
+/// Largest number of bytes that [`dump`] receives. The longest port lists that fit into a pod's
+/// annotations need about 3 MB. The number is limited because a process of the pod with
+/// CAP_NET_ADMIN can add any number of objects.
 const DUMP_LIMIT: usize = 4 << 20;
-/// Largest number of bytes of an rtnetlink list, which is some 3,500 addresses. The number is
-/// limited, because a process of the pod with CAP_NET_ADMIN can add any number of addresses.
+/// Largest number of bytes of an rtnetlink list, enough for about 3,500 addresses. The number is
+/// limited because a process of the pod with CAP_NET_ADMIN can add any number of addresses.
 const ROUTE_LIMIT: usize = 256 << 10;
 
 const SUBSYSTEM: u16 = libc::NFNL_SUBSYS_NFTABLES as u16;
@@ -30,19 +30,19 @@ const BATCH_BEGIN: u16 = libc::NFNL_MSG_BATCH_BEGIN as u16;
 const BATCH_END: u16 = libc::NFNL_MSG_BATCH_END as u16;
 const ERROR: u16 = libc::NLMSG_ERROR as u16;
 const DONE: u16 = libc::NLMSG_DONE as u16;
-/// Flag of a list that changed while the kernel read it: objects may be missing or listed twice.
+/// Set in a list that changed while the kernel read it. Objects may be missing or listed twice.
 const INTERRUPTED: u16 = libc::NLM_F_DUMP_INTR as u16;
 
 const REQUEST: u16 = libc::NLM_F_REQUEST as u16;
-/// Flag of a request whose success the kernel reports.
+/// Makes the kernel report success, too, not only errors.
 pub const ACK: u16 = libc::NLM_F_ACK as u16;
-/// Flags of a request for a list.
+/// Requests a list.
 pub const DUMP: u16 = libc::NLM_F_DUMP as u16;
-/// Flag of a request that fails if the object exists.
+/// Makes a request fail if the object exists.
 pub const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
-/// Flag of a request that creates the object if it is missing.
+/// Creates the object if it does not exist.
 pub const CREATE: u16 = libc::NLM_F_CREATE as u16;
-/// Flag of a request that adds a rule at the end of its chain.
+/// Adds a rule at the end of its chain.
 pub const APPEND: u16 = libc::NLM_F_APPEND as u16;
 
 /// Size of `struct nfgenmsg`, in bytes.
@@ -50,18 +50,19 @@ const FAMILY_HEADER: usize = 4;
 /// Size of `struct nlmsghdr`, in bytes.
 const MESSAGE_HEADER: usize = 16;
 
-/// Size of the buffer for responses, in bytes. The kernel sends at most 32 KiB of a list at a time
+/// Size of the receive buffer, in bytes. The kernel sends at most 32 KiB of a list at a time
 /// (`netlink_recvmsg` in `net/netlink/af_netlink.c`).
 const BUFFER: usize = 1 << 16;
 
-/// Bytes of the send buffer that the kernel needs in addition to those of a batch.
+/// Bytes that the kernel needs in the send buffer in addition to the messages.
 const SEND_OVERHEAD: usize = 32;
 
 /// The kernel's error for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     pub errno: Errno,
-    /// Sequence number of the message that caused the error. 0: no message did, or it is unknown.
+    /// Sequence number of the message that caused the error. 0 if no message caused it, or if the
+    /// message is unknown.
     pub sequence: u32,
 }
 
@@ -71,21 +72,25 @@ impl From<Errno> for Rejection {
     }
 }
 
-/// Sends a request of the message type `kind`, with the structure `header` before its attributes,
-/// and passes the attributes of each object that the kernel lists to `element`. Returns the
-/// kernel's error, `ETIMEDOUT` if the kernel does not respond in time, or `EFBIG` if the list is
-/// longer than [`ROUTE_LIMIT`].
+/// Sends an rtnetlink request, and passes the attributes of each object in the response to
+/// `object`. `kind` is the message type. `header` is the structure of this type, which precedes the
+/// attributes.
+///
+/// Returns the kernel's error, or one of these:
+///
+/// - `ETIMEDOUT`: the kernel did not respond in time.
+/// - `EFBIG`: the list is longer than [`ROUTE_LIMIT`].
 pub fn request_rtnetlink(
     kind: u16,
     flags: u16,
     header: &[u8],
     attributes: &Attributes,
-    element: &mut dyn FnMut(&[u8]),
+    object: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Errno> {
     let socket = open(SockProtocol::NetlinkRoute)?;
     let request = encode(kind, flags, 1, header, attributes);
-    let element = &mut |payload: &[u8]| element(payload.get(header.len()..).unwrap_or_default());
-    exchange(&socket, &request, ROUTE_LIMIT, element).map_err(|rejection| rejection.errno)
+    let on_payload = &mut |payload: &[u8]| object(payload.get(header.len()..).unwrap_or_default());
+    exchange(&socket, &request, ROUTE_LIMIT, on_payload).map_err(|rejection| rejection.errno)
 }
 
 /// A message of an nf_tables transaction.
@@ -100,9 +105,11 @@ pub struct Message {
 }
 
 /// Applies `messages` as one nf_tables transaction. Returns the kernel's error for the first
-/// message that fails; the sequence number is the message's position, counted from 1. Returns
-/// `ETIMEDOUT` if the kernel does not respond in time, and `EMSGSIZE` if the messages exceed the
-/// send buffer.
+/// message that fails. The sequence number in the error is the position of this message, counted
+/// from 1. Two errors concern no message:
+///
+/// - `ETIMEDOUT`: the kernel did not respond in time.
+/// - `EMSGSIZE`: the messages exceed the send buffer.
 pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
     let socket = open(SockProtocol::NetlinkNetFilter)?;
     let batch = encode_batch(messages);
@@ -114,8 +121,8 @@ fn encode_batch(messages: &[Message]) -> Vec<u8> {
     let none = Attributes::default();
     let mut batch = encode(BATCH_BEGIN, 0, 0, &family_header(0, SUBSYSTEM), &none);
     for (index, message) in messages.iter().enumerate() {
-        // The kernel reports every error, but success only for messages with ACK. The last message
-        // asks for an ACK, which then reports the success of the whole transaction.
+        // The kernel always reports errors, but reports success only for a message with ACK. With
+        // ACK on the last message, one response reports the success of the whole transaction.
         let is_last = index + 1 == messages.len();
         let flags = if is_last { message.flags | ACK } else { message.flags };
         let kind = (SUBSYSTEM << 8) | message.kind as u16;
@@ -127,8 +134,8 @@ fn encode_batch(messages: &[Message]) -> Vec<u8> {
     batch
 }
 
-/// Makes room for `needed` bytes in the send buffer. The number needs no limit here, because
-/// Kubernetes limits the size of a pod's annotations, from which the messages are made.
+/// Enlarges the send buffer to `needed` bytes. The messages are made from a pod's annotations,
+/// whose size Kubernetes limits, so no limit is needed here.
 fn enlarge_send_buffer(socket: &OwnedFd, needed: usize) -> Result<(), Errno> {
     if getsockopt(socket, sockopt::SndBuf)? >= needed {
         return Ok(());
@@ -141,7 +148,9 @@ fn enlarge_send_buffer(socket: &OwnedFd, needed: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Lists the nf_tables objects of type `kind`, and passes the attributes of each to `object`.
+/// Lists nf_tables objects, and passes the attributes of each to `object`. `kind` is the message
+/// type of the request, such as `NFT_MSG_GETRULE`.
+///
 /// Returns the kernel's error, or one of these:
 ///
 /// - `EOPNOTSUPP`: the kernel has no nf_tables.
@@ -157,10 +166,10 @@ pub fn dump(
     let socket = open(SockProtocol::NetlinkNetFilter)?;
     let message_type = (SUBSYSTEM << 8) | kind as u16;
     let request = encode(message_type, DUMP, 1, &family_header(family, 0), attributes);
-    let element = &mut |payload: &[u8]| object(payload.get(FAMILY_HEADER..).unwrap_or_default());
-    exchange(&socket, &request, DUMP_LIMIT, element).map_err(|rejection| match rejection.errno {
-        // Without nf_tables, the kernel's `nfnetlink_rcv_msg` rejects a list with EINVAL, but its
-        // `nfnetlink_rcv_batch` rejects a transaction with EOPNOTSUPP.
+    let on_payload = &mut |payload: &[u8]| object(payload.get(FAMILY_HEADER..).unwrap_or_default());
+    exchange(&socket, &request, DUMP_LIMIT, on_payload).map_err(|rejection| match rejection.errno {
+        // A kernel without nf_tables rejects a listing with EINVAL (`nfnetlink_rcv_msg`), but a
+        // transaction with EOPNOTSUPP (`nfnetlink_rcv_batch`). Report the same error for both.
         Errno::EINVAL => Errno::EOPNOTSUPP,
         errno => errno,
     })
@@ -178,7 +187,7 @@ fn family_header(family: u8, resource: u16) -> [u8; FAMILY_HEADER] {
     [family, 0, high, low]
 }
 
-/// Encodes a message. `header` is the structure of the message type, before the attributes.
+/// Encodes a message. `header` is the structure of the message type, which precedes the attributes.
 fn encode(kind: u16, flags: u16, sequence: u32, header: &[u8], attributes: &Attributes) -> Vec<u8> {
     let length = (MESSAGE_HEADER + header.len() + attributes.0.len()) as u32;
     let mut message = Vec::with_capacity(length as usize);
@@ -186,20 +195,21 @@ fn encode(kind: u16, flags: u16, sequence: u32, header: &[u8], attributes: &Attr
     message.extend_from_slice(&kind.to_ne_bytes());
     message.extend_from_slice(&(REQUEST | flags).to_ne_bytes());
     message.extend_from_slice(&sequence.to_ne_bytes());
-    // The sender's port ID may be 0, because the kernel knows which socket sends the message.
+    // The port ID of the sender may be 0, because the kernel knows which socket sends the message.
     message.extend_from_slice(&[0; 4]);
     message.extend_from_slice(header);
     message.extend_from_slice(&attributes.0);
     message
 }
 
-/// Sends `request`, and receives until the kernel reports an error, success or the end of a list.
-/// Passes each listed object to `element`. Fails with `EFBIG` after `limit` bytes.
+/// Sends `request`, and receives messages until the kernel reports an error, success or the end of
+/// a list. Passes the payload of each other message to `on_payload`. Fails with `EFBIG` if it
+/// receives more than `limit` bytes.
 fn exchange(
     socket: &OwnedFd,
     request: &[u8],
     limit: usize,
-    element: &mut dyn FnMut(&[u8]),
+    on_payload: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Rejection> {
     send(socket.as_raw_fd(), request, MsgFlags::empty())?;
     let mut buffer = vec![0; BUFFER];
@@ -207,10 +217,10 @@ fn exchange(
     while received <= limit {
         let count = match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
             Ok(count) => count,
-            // ENOBUFS: the errors of a large transaction exceed the receive buffer. Only the first
-            // error is needed, and the buffer still holds it.
+            // ENOBUFS means that the errors of a large transaction exceeded the receive buffer.
+            // The buffer still contains the first error, and only that is needed.
             Err(Errno::EINTR | Errno::ENOBUFS) => continue,
-            // The receive timed out.
+            // The kernel did not respond within the receive timeout of the socket.
             Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT.into()),
             Err(errno) => return Err(errno.into()),
         };
@@ -221,17 +231,17 @@ fn exchange(
                 return Err(Errno::EINTR.into());
             }
             match message.kind {
-                // The first error is returned, although the kernel also reports later ones. A list
-                // can end with an error, too.
+                // Return the first error, and ignore errors of later messages. DONE ends a list,
+                // and may report an error, too.
                 ERROR | DONE => return message.result(),
-                _ => element(message.payload),
+                _ => on_payload(message.payload),
             }
         }
     }
     Err(Errno::EFBIG.into())
 }
 
-/// A message of the kernel.
+/// A message from the kernel.
 struct ReceivedMessage<'a> {
     kind: u16,
     flags: u16,
@@ -240,8 +250,8 @@ struct ReceivedMessage<'a> {
 }
 
 impl ReceivedMessage<'_> {
-    /// Returns the result that a message of the type [`ERROR`] or [`DONE`] reports. Its payload
-    /// starts with the negative errno, or with 0 for success.
+    /// Returns the result in a message of the type [`ERROR`] or [`DONE`]. The payload starts with
+    /// the negative errno, or with 0 for success.
     fn result(&self) -> Result<(), Rejection> {
         let code = i32::from_ne_bytes(*self.payload.first_chunk().ok_or(Errno::EBADMSG)?);
         if code == 0 {
@@ -251,7 +261,8 @@ impl ReceivedMessage<'_> {
     }
 }
 
-/// Takes the first message from the start of `bytes`. `None`: `bytes` has no complete message.
+/// Removes the first message from `bytes` and returns it. Returns `None` if `bytes` does not start
+/// with a complete message.
 fn take_message<'a>(bytes: &mut &'a [u8]) -> Option<ReceivedMessage<'a>> {
     let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = **bytes else {
         return None;
@@ -274,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_that_ends_with_an_error_or_was_interrupted_is_an_error() {
+    fn list_that_ends_with_an_error_or_is_interrupted_fails() {
         let none = Attributes::default();
         for (flags, code, expected) in [
             (0, 0, Ok(())),

@@ -1,5 +1,5 @@
-//! Creates interfaces, adds and lists addresses in the calling thread's netns over rtnetlink
-//! (`linux/rtnetlink.h`). The agent's image has no `ip` program.
+//! Creates interfaces, and adds and lists addresses, in the calling thread's netns. Uses rtnetlink
+//! (`linux/rtnetlink.h`), because the agent's image does not contain the program `ip`.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -15,15 +15,15 @@ use crate::netlink::socket::{ACK, CREATE, DUMP, EXCLUSIVE, request_rtnetlink};
 /// Flags of a request that creates an object and fails if the object exists.
 const NEW: u16 = ACK | CREATE | EXCLUSIVE;
 const UP: u32 = libc::IFF_UP as u32;
-/// Flag of an address that skips duplicate address detection, so that an IPv6 address is usable at
-/// once.
+/// Flag of an address: skip duplicate address detection, so that an IPv6 address is usable
+/// immediately.
 const NO_DAD: u8 = libc::IFA_F_NODAD as u8;
 
 /// `VETH_INFO_PEER` of `linux/veth.h`.
 const VETH_INFO_PEER: u16 = 1;
 
-/// Creates a veth pair: two connected interfaces called `name`, one in this netns and one in
-/// `peer_netns`. Fails with the kernel's error, such as `EEXIST`.
+/// Creates a veth pair: two connected interfaces, one in this netns and one in `peer_netns`. Both
+/// are called `name`. Fails with the kernel's error, such as `EEXIST`.
 pub fn create_veth_pair(name: &str, peer_netns: impl AsFd) -> Result<(), Errno> {
     let peer_netns = peer_netns.as_fd().as_raw_fd();
     // The value starts with the peer's `struct ifinfomsg`. The peer's attributes follow.
@@ -38,13 +38,13 @@ pub fn create_veth_pair(name: &str, peer_netns: impl AsFd) -> Result<(), Errno> 
     change(libc::RTM_NEWLINK, NEW, &interface_header(0, 0), &attributes)
 }
 
-/// Sets the interface `name` up.
+/// Brings the interface `name` up.
 pub fn set_up(name: &str) -> Result<(), Errno> {
     let header = interface_header(if_nametoindex(name)?, UP);
     change(libc::RTM_NEWLINK, ACK, &header, &Attributes::default())
 }
 
-/// Adds an address to the interface `name`. The kernel routes its subnet to the interface.
+/// Adds an address to the interface `name`. The kernel also adds a route for its subnet.
 pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno> {
     let (family, bytes, flags) = match address {
         IpAddr::V4(address) => (AddressFamily::Inet, address.octets().to_vec(), 0),
@@ -60,11 +60,11 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno>
 /// Lists all addresses. Fails with the kernel's error, or with `EFBIG` if there are too many.
 pub fn addresses() -> Result<Vec<IpAddr>, Errno> {
     let mut addresses = Vec::new();
-    // A `struct ifaddrmsg` that selects the addresses of all families and interfaces.
+    // A zeroed `struct ifaddrmsg` selects the addresses of all families and interfaces.
     let header = [0; 8];
     let none = Attributes::default();
     request_rtnetlink(libc::RTM_GETADDR, DUMP, &header, &none, &mut |payload| {
-        // IFA_LOCAL comes first, because IFA_ADDRESS is the peer's address if there is a peer.
+        // Prefer IFA_LOCAL, because IFA_ADDRESS is the address of the peer if there is one.
         let bytes = find(payload, libc::IFA_LOCAL).or_else(|| find(payload, libc::IFA_ADDRESS));
         if let Some(address) = bytes.and_then(decode_address) {
             addresses.push(address);
@@ -81,12 +81,12 @@ fn decode_address(bytes: &[u8]) -> Option<IpAddr> {
     Some(bytes.into())
 }
 
-/// Sends a request that lists nothing.
+/// Sends a request whose response contains no objects.
 fn change(kind: u16, flags: u16, header: &[u8], attributes: &Attributes) -> Result<(), Errno> {
     request_rtnetlink(kind, flags, header, attributes, &mut |_| {})
 }
 
-/// Encodes `struct ifinfomsg` for the interface `index`, with `flags` to set.
+/// Encodes a `struct ifinfomsg` that sets `flags` on the interface `index`.
 fn interface_header(index: u32, flags: u32) -> [u8; 16] {
     let mut header = [0; 16];
     header[4..8].copy_from_slice(&index.to_ne_bytes());
