@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+/// Remedy for an error that concerns IPv6 rules.
 pub const NO_IPV6: &str = "if the node cannot redirect IPv6, set the chart's disableIPv6 to true";
 
-const FREE_LOCK: &str = "end what the process that holds the lock is doing, or set the chart's \
-                         iptablesMode to native, which needs no lock";
+/// Remedy for a process that keeps the xtables lock.
+const FREE_LOCK: &str = "stop the process that holds the lock, or set the chart's iptablesMode to \
+                         native, which needs no lock";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -32,7 +34,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns what an operator can do about the error, if that is known.
+    /// Returns what an operator can do about the error. `None` if no remedy is known.
     pub fn remedy(&self) -> Option<String> {
         match self {
             Error::Native { remedy, .. } if remedy.is_empty() => None,
