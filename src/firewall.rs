@@ -1,6 +1,6 @@
-//! Writes redirect rules into the kernel and checks them, in the calling thread's netns.
+//! Installs and checks redirect rules in the calling thread's netns.
 //!
-//! All backends write rules of the same meaning: `native` sends them to nf_tables over netlink;
+//! All backends install rules with the same effect. `native` sends them to nf_tables over netlink.
 //! `nft`, `legacy` and `plain` run the host's iptables programs.
 
 mod check;
@@ -17,9 +17,11 @@ use crate::redirect::{Family, Ipv6, Redirect, RuleSpec};
 pub use check::{RulesState, describe_missing, missing_rules, rules_state};
 pub use error::Error;
 
-/// Chooses the address families of the rules. With [`Ipv6::Auto`] these are the families of the
-/// kernel, not of the pod's addresses: a pod may get an IPv6 address after its ADD, by router
-/// advertisement, from Multus, or because it sets the sysctl `disable_ipv6` of an interface to 0.
+/// Chooses the address families that get rules.
+///
+/// [`Ipv6::Auto`] includes IPv6 if the kernel supports it, even if the pod has no IPv6 address. The
+/// pod may get one after ADD: by router advertisement, from Multus, or by setting the sysctl
+/// `disable_ipv6` of an interface to 0.
 pub fn rule_spec(redirect: Redirect, ipv6: Ipv6) -> RuleSpec {
     let redirects_ipv6 = match ipv6 {
         Ipv6::Yes => true,
@@ -30,14 +32,15 @@ pub fn rule_spec(redirect: Redirect, ipv6: Ipv6) -> RuleSpec {
     RuleSpec { redirect, families: if redirects_ipv6 { Family::ALL } else { Family::IPV4 } }
 }
 
-/// Writes the rules of `redirect` with the first usable backend, and returns the backend that wrote
-/// them. If the host lacks the programs of a backend, another variant writes the rules, see
-/// [`iptables::apply`]. Idempotent. Keeps foreign rules. Removes the chains that a failed backend
-/// created; chains that existed before keep the rules that it wrote.
+/// Installs the rules with the first of `backends` that works, and returns the backend used. This
+/// backend may not be one of `backends`: see [`iptables::apply`].
+///
+/// The call is idempotent and keeps the rules of other programs. If a backend fails, the chains it
+/// created are removed. Chains that existed before may keep the rules it wrote.
 pub fn apply(spec: &RuleSpec, backends: &[Backend]) -> Result<Backend, Error> {
     let backend = apply_with_first_usable(spec, backends)?;
-    // After the rules, which keep the loopback addresses closed.
-    loopback_routing::allow(spec)?;
+    // Must come after the rules. They protect the loopback addresses, which the sysctl exposes.
+    loopback_routing::enable_if_needed(spec)?;
     Ok(backend)
 }
 
@@ -51,13 +54,13 @@ fn apply_with_first_usable(spec: &RuleSpec, backends: &[Backend]) -> Result<Back
                 let is_locked = matches!(error, Error::Locked { .. });
                 errors.push(error);
                 if is_locked {
-                    // The programs of other backends may be the same, or wait for the same lock.
+                    // Another backend may run the same program, or wait for the same lock.
                     break;
                 }
             }
         }
     }
-    // Backends look for the same programs, so that several may fail with the same error.
+    // All iptables backends fail with the same error if the host has no iptables programs.
     errors.dedup_by_key(|error| error.to_string());
     if errors.len() == 1 {
         return Err(errors.remove(0));
@@ -65,7 +68,7 @@ fn apply_with_first_usable(spec: &RuleSpec, backends: &[Backend]) -> Result<Back
     Err(Error::NoBackend { errors })
 }
 
-/// Writes the rules with `backend`. Returns the backend whose programs wrote them.
+/// Installs the rules with `backend`, and returns the backend whose programs were used.
 fn apply_with(backend: Backend, spec: &RuleSpec, deadline: Deadline) -> Result<Backend, Error> {
     let RuleSpec { redirect, families } = spec;
     match backend {
@@ -79,18 +82,19 @@ fn apply_with(backend: Backend, spec: &RuleSpec, deadline: Deadline) -> Result<B
     }
 }
 
-/// Corrects what [`rules_state`] reported as missing, without programs of the host: writes the
-/// rules to the plugin's tables and deletes the rules of `iptables-nft`, which might redirect what
-/// the new rules skip, and the plugin's IPv6 rules if the pod has IPv4 rules only. Fails if
-/// nf_tables is not usable in this kernel.
+/// Installs the rules over netlink in a pod that is being repaired. Runs no programs of the host.
+/// Fails if nf_tables is not usable in this kernel.
 ///
-/// Takes several transactions, and may end after any of them: [`rules_state`] then reports missing
-/// rules again. Rules of a family that the pod should not have are therefore deleted first, while
-/// the other family's rules still show that a repair is needed.
+/// Also deletes old rules that could redirect connections that the new rules skip: those of
+/// `iptables-nft`, and the IPv6 rules if `spec` has IPv4 only.
+///
+/// The work takes several transactions. If it is interrupted, [`rules_state`] must still report
+/// missing rules, so that the repair is retried. The rules of an unwanted family are therefore
+/// deleted first, while rules of the other family are still missing.
 pub fn install_native(spec: &RuleSpec) -> Result<(), Error> {
-    // First, as it fails in a container that may not write sysctls, and the pod is not to start
-    // without it.
-    loopback_routing::allow(spec)?;
+    // Set the sysctl first. This step fails in a container that may not write sysctls, and the pod
+    // must not start with rules but without the sysctl.
+    loopback_routing::enable_if_needed(spec)?;
     native::flush_other_families(spec.families)?;
     native::apply(&spec.redirect, spec.families)?;
     native::flush_iptables(spec.families)

@@ -1,7 +1,7 @@
 //! The backends `nft`, `legacy` and `plain`, which run the host's iptables programs.
 //!
-//! Each run of `iptables-restore --noflush -w` applies all rules of one address family or none. If
-//! the chains exist, a second run replaces the rules.
+//! One run of `iptables-restore --noflush -w` applies all rules of one address family, or none. If
+//! the chains exist already, this run fails and a second one replaces their rules.
 
 mod host_programs;
 mod lock;
@@ -17,11 +17,11 @@ use crate::redirect::rules::{self, Chain, ListedRules, Rule};
 use crate::redirect::{Family, Redirect};
 use host_programs::{HostPrograms, find_command, find_programs};
 
-/// Time allowed for the programs of all backends of one call together. The plugin's deadline for a
-/// netns is longer, so that an error names the program.
+/// Time limit for all programs that a call runs, of all backends together. The plugin's deadline
+/// for work in a netns is longer, so that the error names the program that timed out.
 pub const PROGRAMS_BUDGET: Duration = Duration::from_secs(15);
 
-/// Timeout for the program that removes the rules of one family after an error. It comes in
+/// Time limit for the program that removes the rules of one family after an error. This time is in
 /// addition to the deadline of the call.
 const UNDO_BUDGET: Duration = Duration::from_secs(3);
 
@@ -29,14 +29,16 @@ const UNDO_BUDGET: Duration = Duration::from_secs(3);
 struct WrittenRules {
     programs: HostPrograms,
     rules: Vec<Rule>,
-    /// Whether the call created the chains. Otherwise it replaced the rules in them.
+    /// Whether the call created the chains. Otherwise it replaced the rules in existing chains.
     has_created_chains: bool,
 }
 
-/// Writes the rules of `redirect` to table `nat` of each family. Idempotent; other rules of the
-/// table stay. Returns the backend whose programs wrote the rules of the first family: `backend`,
-/// unless the host lacks its programs. After an error the chains that this call created are
-/// removed; others keep the new rules.
+/// Writes the rules of `redirect` to table `nat` of each family. The call is idempotent and keeps
+/// the rules of other programs.
+///
+/// Returns the backend whose programs wrote the rules of the first family. This is `backend` unless
+/// the host lacks its programs. After an error, removes the chains that this call created. Chains
+/// that existed before may keep the new rules.
 pub fn apply(
     redirect: &Redirect,
     families: &[Family],
@@ -71,7 +73,7 @@ fn write_rules(
     Ok(WrittenRules { programs, rules, has_created_chains })
 }
 
-/// Removes the chains that this call created. A failure is only logged.
+/// Removes the chains that this call created. If that fails, only logs the error.
 fn undo(written: &WrittenRules) {
     if !written.has_created_chains {
         return;
@@ -103,9 +105,9 @@ fn restore_rules(
     }
 }
 
-/// Replaces the rules in Linkerd's chains, and the jumps to these chains. `program` failed with
-/// `stderr` to create the chains. If the chains do not exist, it had another reason: the
-/// replacement fails with the same text.
+/// Replaces the rules in Linkerd's chains, and the jumps to these chains. Called after `program`
+/// failed to create the chains, with the error `stderr`. If the chains do not exist, it failed for
+/// another reason, so this function fails with the same error.
 fn replace_rules(
     programs: &HostPrograms,
     rules: &[Rule],
@@ -115,7 +117,7 @@ fn replace_rules(
 ) -> Result<(), Error> {
     let lines = match program::list_nat_table(&programs.command, deadline) {
         Ok(lines) => lines,
-        // iptables-restore does not say that the kernel lacks the table. The listing does.
+        // If the kernel lacks the table, only the error of the listing says so.
         Err(Error::Other { problem, .. }) => {
             return Err(Error::Restore { program, stderr: format!("{stderr}; {problem}") });
         }
@@ -129,12 +131,13 @@ fn replace_rules(
     program::restore(&programs.restore, &script, deadline)
 }
 
+/// Returns whether `line` of `iptables -S` creates one of Linkerd's chains.
 fn declares_linkerd_chain(line: &str) -> bool {
     Chain::LINKERD.iter().any(|chain| line == format!("-N {}", chain.name()))
 }
 
-/// Returns the comments, with markers, of the rules of `iptables-legacy`. The comment of a rule
-/// without one is empty.
+/// Returns the comments of the rules of `iptables-legacy`, markers included. A rule without a
+/// comment has an empty one.
 pub fn legacy_comments(family: Family, deadline: Deadline) -> Result<ListedRules<String>, Error> {
     let mut comments = ListedRules::default();
     if !has_legacy_nat(family) {
@@ -142,7 +145,7 @@ pub fn legacy_comments(family: Family, deadline: Deadline) -> Result<ListedRules
     }
     for line in legacy_lines(family, deadline)? {
         for chain in Chain::ALL {
-            if is_in(&line, chain) {
+            if appends_to(&line, chain) {
                 comments[chain as usize].push(comment_in(&line));
             }
         }
@@ -161,8 +164,9 @@ fn comment_in(line: &str) -> String {
     String::new()
 }
 
-/// Returns whether `iptables-legacy` created its table `nat` in the calling thread's netns. Listing
-/// a missing table would create it, and hide from the repair controller that rules are missing.
+/// Returns whether the calling thread's netns has a table `nat` of `iptables-legacy`. Call this
+/// before running `iptables-legacy`: it would create a missing table, and the repair controller
+/// could then not tell that rules are missing.
 pub fn has_legacy_nat(family: Family) -> bool {
     let names = match family {
         Family::Ipv4 => "ip_tables_names",
@@ -173,7 +177,7 @@ pub fn has_legacy_nat(family: Family) -> bool {
         .is_ok_and(|names| names.lines().any(|name| name == rules::NAT_TABLE))
 }
 
-/// Lists the whole table `nat` of legacy iptables as lines of `iptables -S`.
+/// Lists table `nat` of legacy iptables as lines of `iptables -S`.
 fn legacy_lines(family: Family, deadline: Deadline) -> Result<Vec<String>, Error> {
     for backend in [Backend::Legacy, Backend::Plain] {
         if let Some(command) = find_command(backend, family)
@@ -188,11 +192,13 @@ fn legacy_lines(family: Family, deadline: Deadline) -> Result<Vec<String>, Error
 
 /// Returns whether the rule in `line` jumps from a built-in chain to one of Linkerd's chains.
 fn is_jump(line: &str) -> bool {
-    let is_in_built_in = is_in(line, Chain::Prerouting) || is_in(line, Chain::Output);
-    is_in_built_in
+    let is_in_built_in_chain =
+        appends_to(line, Chain::Prerouting) || appends_to(line, Chain::Output);
+    is_in_built_in_chain
         && Chain::LINKERD.iter().any(|chain| line.ends_with(&format!("-j {}", chain.name())))
 }
 
-fn is_in(line: &str, chain: Chain) -> bool {
+/// Returns whether `line` of `iptables -S` is a rule in `chain`.
+fn appends_to(line: &str, chain: Chain) -> bool {
     line.starts_with(&format!("-A {} ", chain.name()))
 }

@@ -1,9 +1,10 @@
-//! The sysctl `route_localnet`, with which the kernel accepts an IPv4 packet for 127.0.0.1 from
-//! another interface than `lo`. Connections from networks inside a pod need it to reach the proxy.
+//! Sets the sysctl `route_localnet`. It makes the kernel accept IPv4 packets for 127.0.0.1 that
+//! arrive through an interface other than `lo`. Connections from networks inside a pod need it to
+//! reach the proxy.
 //!
-//! The interfaces of these networks do not exist at ADD, so the default for new interfaces is set.
-//! `redirect::rules` keeps the loopback addresses closed for all but the redirected connections.
-//! The CNI plugin `portmap` sets the same sysctl on interfaces of the host.
+//! The interfaces of these networks usually do not exist at ADD, so the default for new interfaces
+//! is set. The rules still discard all other packets that arrive for a loopback address, see
+//! `redirect::rules`. The CNI plugin `portmap` sets the same sysctl on interfaces of the host.
 
 use std::fs;
 use std::io;
@@ -13,56 +14,55 @@ use super::error::Error;
 use crate::redirect::interfaces::Interface;
 use crate::redirect::{Family, RuleSpec};
 
-/// Directory with one directory of sysctls for each interface in the calling thread's netns, one
-/// for new interfaces, and one for all.
+/// Directory of the sysctls of the calling thread's netns. It has one directory for each interface,
+/// `default` for new interfaces, and `all`.
 const INTERFACES: &str = "/proc/sys/net/ipv4/conf";
-/// The directory for new interfaces.
+/// Directory of the sysctls that new interfaces start with.
 const NEW_INTERFACES: &str = "default";
-/// The line that lists of missing rules have if the sysctl is 0.
-const LINE: &str = "sysctl net.ipv4.conf.default.route_localnet=1";
+/// Line in a list of missing rules if the sysctl is not set.
+const MISSING_LINE: &str = "sysctl net.ipv4.conf.default.route_localnet=1";
 
 /// Returns whether the rules need the sysctl.
 fn is_needed(spec: &RuleSpec) -> bool {
     !spec.redirect.inner_interfaces.is_empty() && spec.families.contains(&Family::Ipv4)
 }
 
-/// Sets the sysctl if the rules of `spec` need it: for new interfaces, and for those of the pod's
-/// inner side that exist.
-pub fn allow(spec: &RuleSpec) -> Result<(), Error> {
+/// Sets the sysctl for the pod's inner interfaces and for new interfaces, if the rules of `spec`
+/// need it.
+pub fn enable_if_needed(spec: &RuleSpec) -> Result<(), Error> {
     if !is_needed(spec) || is_set_for(spec) {
         return Ok(());
     }
-    let outward = closed_interfaces(spec).map_err(|error| access_error("list", &error))?;
-    // The kernel copies a new default to the interfaces whose value was never set. So the value of
-    // the outward ones is set first.
+    let outward = outward_interfaces(spec).map_err(|error| access_error("list", &error))?;
+    // The kernel copies a new default to each interface whose value was never written. Writing 0
+    // to the outward interfaces first makes them keep it.
     for name in outward {
         set_if_present(&name, false)?;
     }
     for interface in &spec.redirect.inner_interfaces {
         set_if_present(interface.name(), true)?;
     }
-    // The default comes last: it shows a later ADD, and CHECK, that the others are set, too.
+    // Set the default last. Once it is set, a later ADD or CHECK knows that this call completed.
     write(NEW_INTERFACES, true).map_err(|error| access_error("set", &error))
 }
 
-/// Sets the sysctl of an interface. The interface may have gone, or not be there yet.
-fn set_if_present(interface: &str, is_allowed: bool) -> Result<(), Error> {
-    match write(interface, is_allowed) {
+/// Sets or clears the sysctl of an interface. Succeeds if the interface does not exist.
+fn set_if_present(interface: &str, is_enabled: bool) -> Result<(), Error> {
+    match write(interface, is_enabled) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(access_error("set", &error)),
         _ => Ok(()),
     }
 }
 
-/// Returns whether the sysctl is set for new interfaces, and for those of the pod's inner side that
-/// exist.
+/// Returns whether the sysctl is set for new interfaces and for each inner interface that exists.
 fn is_set_for(spec: &RuleSpec) -> bool {
     let mut names = spec.redirect.inner_interfaces.iter().map(Interface::name);
     is_set(NEW_INTERFACES) && names.all(|name| is_set(name) || !Path::new(&path(name)).exists())
 }
 
-/// Returns the names of the existing interfaces that are not on the pod's inner side and whose
-/// sysctl is 0.
-fn closed_interfaces(spec: &RuleSpec) -> io::Result<Vec<String>> {
+/// Returns the names of the interfaces that lead out of the pod and whose sysctl is not set. Where
+/// it is set already, it stays set.
+fn outward_interfaces(spec: &RuleSpec) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(INTERFACES)? {
         let Ok(name) = entry?.file_name().into_string() else { continue };
@@ -75,18 +75,18 @@ fn closed_interfaces(spec: &RuleSpec) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Returns the sysctl as a line for lists of missing rules if the rules of `spec` need it and it is
-/// 0 for new interfaces or for one of the pod's inner side.
+/// Returns a line for the list of missing rules if the rules of `spec` need the sysctl and it is
+/// not set.
 pub fn missing_line(spec: &RuleSpec) -> Option<String> {
-    if is_needed(spec) && !is_set_for(spec) { Some(LINE.to_owned()) } else { None }
+    if is_needed(spec) && !is_set_for(spec) { Some(MISSING_LINE.to_owned()) } else { None }
 }
 
 fn is_set(interface: &str) -> bool {
     fs::read_to_string(path(interface)).is_ok_and(|value| value.trim() == "1")
 }
 
-fn write(interface: &str, is_allowed: bool) -> io::Result<()> {
-    fs::write(path(interface), if is_allowed { "1" } else { "0" })
+fn write(interface: &str, is_enabled: bool) -> io::Result<()> {
+    fs::write(path(interface), if is_enabled { "1" } else { "0" })
 }
 
 fn path(interface: &str) -> String {

@@ -23,16 +23,15 @@ use crate::redirect::{Family, Redirect};
 use expressions::SetName;
 pub use message::PLUGIN_TABLE;
 
-/// Oldest kernel, as major and minor version. Before Linux 4.18 the addresses of replies are
-/// restored only in hooks that have a `nat` chain, and no second `nat` chain may have the same
-/// hook.
+/// Oldest supported kernel, as major and minor version. Before Linux 4.18, a hook can have only one
+/// `nat` chain, and the kernel restores the addresses of replies only in hooks that have one.
 const OLDEST_KERNEL: (u32, u32) = (4, 18);
 
-/// Replaces the rules in the plugin's table of each family with those of `redirect`.
+/// Installs the rules of `redirect` in the plugin's table of each family.
 ///
-/// In a netns without the table, one transaction is enough. If the table exists, a second one
-/// replaces it. The old rules apply until the new ones do.
-/// After a timeout the rules may have changed, after any other error not.
+/// The first transaction creates the tables. If a table exists already, a second transaction
+/// replaces them all. A transaction is atomic: until the new rules take effect, the old rules do.
+/// After a timeout, the rules may have changed. After any other error, they have not.
 pub fn apply(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
     reject_old_kernel(&uname().map(|name| name.release().to_owned()).unwrap_or_default())?;
     let create = transaction(redirect, families, true);
@@ -47,7 +46,7 @@ pub fn apply(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
 }
 
 /// Fails if the kernel's `release`, such as `5.14.0-427.el9.x86_64`, is older than
-/// [`OLDEST_KERNEL`]. An unknown form of release passes.
+/// [`OLDEST_KERNEL`]. Accepts a release that it cannot parse.
 fn reject_old_kernel(release: &OsStr) -> Result<(), Error> {
     let release = release.to_string_lossy();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
@@ -62,13 +61,14 @@ fn reject_old_kernel(release: &OsStr) -> Result<(), Error> {
     }
 }
 
-/// Builds the messages that create the tables. Unless `fresh`, they first delete existing tables.
+/// Builds the messages that create the tables. If `fresh` is false, the messages first delete
+/// tables that exist.
 ///
-/// [`apply`] sends them. Tests evaluate them without a kernel.
+/// Public for tests that evaluate the messages without a kernel.
 pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec<Message> {
     let mut messages = Vec::new();
-    // Number of sets so far, which is also the ID of the last one.
-    let mut sets = 0;
+    // ID of the last set, counted from 1.
+    let mut set_id = 0;
     for &family in families {
         messages.extend(table_messages(family, fresh));
         for chain in Chain::ALL {
@@ -77,18 +77,18 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
         }
         for run in nft::runs(&rules::marked_rules(redirect, family, families)) {
             if let Some(set) = nft::set(run) {
-                sets += 1;
-                messages.extend(set::messages(&set, family, sets));
+                set_id += 1;
+                messages.extend(set::messages(&set, family, set_id));
             }
-            let rule = message::rule(run, &SetName::New(sets));
+            let rule = message::rule(run, &SetName::New(set_id));
             messages.push(message::message(libc::NFT_MSG_NEWRULE, family, CREATE | APPEND, rule));
         }
     }
     messages
 }
 
-/// Builds the messages that create the plugin's table. With `fresh`, the kernel rejects the
-/// transaction if the table exists.
+/// Builds the messages that create the plugin's table. If `fresh` is true, the kernel rejects them
+/// with `EEXIST` if the table exists.
 fn table_messages(family: Family, fresh: bool) -> Vec<Message> {
     if fresh {
         let flags = CREATE | EXCLUSIVE;
@@ -96,13 +96,12 @@ fn table_messages(family: Family, fresh: bool) -> Vec<Message> {
     }
     let create = message::message(libc::NFT_MSG_NEWTABLE, family, CREATE, message::table());
     let delete = message::message(libc::NFT_MSG_DELTABLE, family, 0, message::table());
-    // Deleting a missing table fails, so create it first.
+    // Deleting a missing table fails, so create the table first.
     vec![create.clone(), delete, create]
 }
 
-/// Deletes all rules of the `PROXY_INIT_*` chains of each family that `families` lacks, in the
-/// plugin's own tables and in those of `iptables-nft`. The empty chains and the jumps to them stay,
-/// without effect.
+/// Deletes the rules of each family that is not in `families`, from the plugin's own tables and
+/// from those of `iptables-nft`. The chains `PROXY_INIT_*` remain, but are empty.
 pub fn flush_other_families(families: &[Family]) -> Result<(), Error> {
     for &family in Family::ALL {
         if !families.contains(&family) {
@@ -113,8 +112,8 @@ pub fn flush_other_families(families: &[Family]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Deletes all rules of the `PROXY_INIT_*` chains of these families in the tables of
-/// `iptables-nft`. The empty chains and the jumps to them stay, without effect.
+/// Deletes the rules of these families from the tables of `iptables-nft`. The chains `PROXY_INIT_*`
+/// remain, but are empty.
 pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
     for &family in families {
         flush(rules::NAT_TABLE, family)?;
@@ -122,7 +121,8 @@ pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Deletes the rules of Linkerd's chains in `table`. Accepts a missing table and missing chains.
+/// Deletes the rules of the chains `PROXY_INIT_*` in `table`. Succeeds if the table or the chains
+/// are missing.
 fn flush(table: &str, family: Family) -> Result<(), Error> {
     for chain in Chain::LINKERD {
         let rules = Attributes::default()

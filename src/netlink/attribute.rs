@@ -1,5 +1,5 @@
-//! Encodes and decodes netlink attributes (`linux/netlink.h`). An attribute consists of length, type
-//! and value, and is padded to four bytes. Its value can be a sequence of attributes.
+//! Encodes and decodes netlink attributes (`linux/netlink.h`). An attribute consists of length,
+//! type and value, and is padded to four bytes. Its value can be a sequence of attributes.
 
 use std::iter;
 

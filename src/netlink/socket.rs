@@ -13,8 +13,8 @@ use nix::sys::time::TimeVal;
 use super::attribute::{Attributes, padded};
 
 /// Timeout for one response of the kernel, in seconds. Usually a response takes microseconds.
-/// Replacing a table takes about 25 ms, because the kernel waits for an RCU grace period. Creating a
-/// link may load a kernel module.
+/// Replacing a table takes about 25 ms, because the kernel waits for an RCU grace period. Creating
+/// a link may load a kernel module.
 const RESPONSE_SECONDS: i64 = 5;
 
 /// Largest number of bytes that [`dump`] receives. The longest port lists that fit into a pod's

@@ -8,10 +8,10 @@ use crate::firewall::error::Error;
 use crate::redirect::Family;
 use crate::redirect::backend_order::Backend;
 
-/// Directories that are searched after those in `PATH`, which some runtimes leave empty.
+/// Directories to search after those in `PATH`. Some container runtimes leave `PATH` empty.
 const FALLBACK_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
-/// A pair of programs of the host, for one backend and one family.
+/// The programs of the host that list and restore the rules of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPrograms {
     pub backend: Backend,
@@ -19,13 +19,13 @@ pub struct HostPrograms {
     pub restore: PathBuf,
 }
 
-/// Finds the programs of `backend`. If the host lacks them, finds the first complete pair of nft,
-/// plain and legacy, as upstream.
+/// Finds the programs of `backend`. If the host lacks them, uses the first of nft, plain and legacy
+/// whose programs it has, as upstream does.
 pub fn find_programs(backend: Backend, family: Family) -> Result<HostPrograms, Error> {
     find_in(&program_dirs(), backend, family)
 }
 
-/// Finds the program of `backend` that lists rules. `None`: the host lacks it.
+/// Finds the program of `backend` that lists rules. Returns `None` if the host lacks the program.
 pub fn find_command(backend: Backend, family: Family) -> Option<PathBuf> {
     find_executable(&program_dirs(), &program_name(backend, family))
 }
@@ -37,7 +37,7 @@ fn program_dirs() -> Vec<PathBuf> {
     dirs
 }
 
-/// Does the work of [`find_programs`] for these directories.
+/// Searches `dirs` for the programs, see [`find_programs`].
 fn find_in(dirs: &[PathBuf], backend: Backend, family: Family) -> Result<HostPrograms, Error> {
     if let Some(programs) = find_pair(dirs, backend, family) {
         return Ok(programs);
@@ -69,8 +69,9 @@ fn find_executable(dirs: &[PathBuf], name: &str) -> Option<PathBuf> {
     dirs.iter().map(|dir| dir.join(name)).find(|path| is_executable(path))
 }
 
-/// Does not use access(2), which SELinux can deny: the attempt to start the program names that
-/// cause.
+/// Returns whether any user may execute the file. Checks the mode instead of calling access(2).
+/// SELinux may deny access(2), and the program would count as missing. The error of starting the
+/// program names the actual cause.
 fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_without_programs_is_replaced_by_the_first_that_has_them() {
+    fn missing_programs_are_replaced_by_those_of_the_first_complete_backend() {
         let nft = ["iptables-nft", "iptables-nft-restore"];
         let plain = ["iptables", "iptables-restore"];
         let found_plain = Some((Backend::Plain, "iptables"));

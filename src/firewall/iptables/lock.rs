@@ -1,5 +1,6 @@
-//! Finds out who holds the xtables lock. `iptables-legacy` and its `-restore` take it on every run,
-//! in all network namespaces that see the same file.
+//! Finds the process that holds the xtables lock. Every run of `iptables-legacy` and
+//! `iptables-legacy-restore` takes this lock. All network namespaces that see the same lock file
+//! share it.
 
 use std::env;
 use std::fs;
@@ -9,13 +10,13 @@ use nix::sys::stat::{major, minor, stat};
 
 use crate::quote::quote;
 
-/// Describes the lock and the process that holds it, unless that is `except`. `None` if no process
-/// is known to hold it.
+/// Describes the lock and the process that holds it. Returns `None` if the holder is unknown, or is
+/// the process `except`.
 pub fn describe_holder(except: Option<u32>) -> Option<String> {
     let path = path();
     let file = stat(&path).ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;
-    // `/proc/locks` identifies a file in this form.
+    // The file's ID in `/proc/locks`: major and minor device number in hexadecimal, and inode.
     let id = format!("{:02x}:{:02x}:{}", major(file.st_dev), minor(file.st_dev), file.st_ino);
     let pid = holder_of(&locks, &id)?;
     if Some(pid) == except {
@@ -28,7 +29,7 @@ pub fn describe_holder(except: Option<u32>) -> Option<String> {
     Some(format!("{} is held by process {pid}{name}", path.display()))
 }
 
-/// Returns the path of the lock file. The programs themselves read the variable too.
+/// Returns the path of the lock file. The iptables programs read the same environment variable.
 pub fn path() -> PathBuf {
     match env::var_os("XTABLES_LOCKFILE") {
         Some(path) if !path.is_empty() => path.into(),
@@ -36,7 +37,7 @@ pub fn path() -> PathBuf {
     }
 }
 
-/// Returns the process that holds the lock on the file `id`, according to `locks`, the text of
+/// Returns the PID of the process that holds the lock on the file `id`. `locks` is the text of
 /// `/proc/locks`.
 fn holder_of(locks: &str, id: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_holder_of_a_lock_is_told_from_waiting_processes_and_other_files() {
+    fn holder_is_the_process_that_has_the_lock_and_not_one_that_waits() {
         let locks = "\
 1: FLOCK  ADVISORY  WRITE 10 00:19:7 0 EOF
 2: POSIX  ADVISORY  WRITE 11 fe:00:77 0 EOF

@@ -1,4 +1,4 @@
-//! Runs an iptables program with a deadline.
+//! Runs an iptables program of the host, with a deadline.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -15,26 +15,26 @@ use crate::deadline::{Deadline, run_within};
 use crate::firewall::error::Error;
 use crate::redirect::rules;
 
-/// Time for one program, including its wait for the xtables lock.
+/// Time limit for one program, including its wait for the xtables lock.
 const PROGRAM_BUDGET: Duration = Duration::from_secs(8);
 const CHECK_SELINUX: &str = "check the node's audit log for SELinux denials of this program, or \
                              set the chart's iptablesMode to native, which runs no program";
 
-/// How long a program waits for the xtables lock, in seconds, as its argument.
+/// Argument of `-w`: the seconds that a program waits for the xtables lock.
 const LOCK_SECONDS: &str = "5";
 
-/// How much of the program's stderr is kept, in bytes.
+/// Largest part of a program's stderr that is kept, in bytes.
 const STDERR_LIMIT: usize = 4096;
 
-/// How much of the program's stdout is read, in bytes. A rule has some 100. A process of the pod
-/// with CAP_NET_ADMIN can add rules without limit.
+/// Largest part of a program's stdout that is read, in bytes. A line has about 100 bytes. The
+/// output is limited because a process of the pod with CAP_NET_ADMIN can add any number of rules.
 const STDOUT_LIMIT: usize = 8 << 20;
 
-/// What a program that ran to its end printed.
+/// Output of a program that exited.
 enum Finished {
-    /// The stdout, empty unless that is a pipe.
+    /// stdout. Empty unless stdout is a pipe.
     Succeeded(String),
-    /// The stderr on one line, or the exit status if stderr is empty.
+    /// stderr on one line, or the exit status if stderr is empty.
     Failed(String),
 }
 
@@ -46,14 +46,15 @@ enum ProgramEnd {
         stderr: String,
         has_read_input: bool,
     },
-    /// The program was killed at the deadline. `lock_holder` then held the xtables lock.
+    /// The program was killed at the deadline.
     TimedOut {
+        /// Description of the process that held the xtables lock at this time, if one did.
         lock_holder: Option<String>,
     },
 }
 
-/// Runs the `-restore` program, which applies all of the script or nothing, and kills it at the
-/// deadline.
+/// Runs a program such as `iptables-restore`, which applies the whole script or nothing. Kills it
+/// at the deadline.
 pub fn restore(program: &Path, script: &str, deadline: Deadline) -> Result<(), Error> {
     tracing::debug!("linkerd-cni: input of {}:\n{script}", program.display());
     let mut command = Command::new(program);
@@ -75,15 +76,15 @@ pub fn list_nat_table(program: &Path, deadline: Deadline) -> Result<Vec<String>,
     if stdout.len() >= STDOUT_LIMIT {
         return Err(Error::TooLong { subject: format!("the list of {}", program.display()) });
     }
-    // A complete list has the policies of the built-in chains.
+    // A complete list always contains the policies of the built-in chains.
     if !stdout.lines().any(|line| line.starts_with("-P ")) {
         return Err(list_error(program, "its output has no chains"));
     }
     Ok(stdout.lines().map(str::to_owned).collect())
 }
 
-/// Returns whether the program is of legacy iptables, not of nf_tables. Versions before 1.8 do not
-/// print it.
+/// Returns whether the program is the legacy variant of iptables. Versions before 1.8 do not print
+/// their variant, and count as legacy.
 pub fn is_legacy(program: &Path, deadline: Deadline) -> Result<bool, Error> {
     let mut command = Command::new(program);
     command.arg("--version").stdout(Stdio::piped());
@@ -107,8 +108,8 @@ fn program_error(program: &Path, problem: &str, remedy: Option<&'static str>) ->
     Error::Other { problem: format!("{} {problem}", program.display()), remedy }
 }
 
-/// Runs `command` with `input` as its stdin. Kills its process group after [`PROGRAM_BUDGET`], or
-/// at the deadline.
+/// Runs `command` with `input` as its stdin. Kills its process group after [`PROGRAM_BUDGET`] or at
+/// the deadline, whichever comes first.
 fn run(
     program: &Path,
     command: Command,
@@ -149,14 +150,14 @@ fn lock_error(program: &Path) -> Error {
     Error::Locked { program: program.to_owned(), lock }
 }
 
-/// Starts `command`, writes `input` to its stdin, and reads its outputs until it ends, for at most
-/// `budget`.
+/// Starts `command`, writes `input` to its stdin, and reads its stdout and stderr until it exits.
+/// Kills the process after `budget`.
 ///
-/// stdin is a pipe: SELinux policies let iptables use pipes of the process that starts it, but not
-/// files in memory. The kernel silently replaces a stdin that SELinux denies with `/dev/null`.
+/// stdin is a pipe, because SELinux policies let iptables inherit a pipe but not an in-memory file.
+/// If SELinux denies access to stdin, the kernel silently replaces stdin with `/dev/null`.
 fn run_to_end(mut command: Command, input: &str, budget: Duration) -> io::Result<ProgramEnd> {
     let end = Deadline::after(budget);
-    // This process keeps a reading end, which shows what the program left unread.
+    // Keep a read end of the pipe, to find out later whether the program read all of its input.
     let (mut unread, mut writer) = io::pipe()?;
     command.stdin(unread.try_clone()?);
     let mut child = command.stderr(Stdio::piped()).process_group(0).spawn()?;
@@ -166,7 +167,7 @@ fn run_to_end(mut command: Command, input: &str, budget: Duration) -> io::Result
     let stderr = child.stderr.take().map(OwnedFd::from);
     let outputs = run_within("outputs", budget, move || read_outputs(stdout, stderr));
     let status = match &outputs {
-        // The program closed its outputs, so it is usually about to exit.
+        // The program closed stdout and stderr, so it is usually about to exit.
         Ok(_) => child::wait(&mut child, end)?,
         Err(_) => None,
     };
@@ -175,13 +176,15 @@ fn run_to_end(mut command: Command, input: &str, budget: Duration) -> io::Result
         child::kill(&mut child);
         return Ok(ProgramEnd::TimedOut { lock_holder });
     };
-    // Reads until the writing thread closes the pipe, which also unblocks its write to a full pipe.
+    // Drain the pipe until the writing thread closes it. This also unblocks that thread if the pipe
+    // is full.
     let unread_bytes = io::copy(&mut unread, &mut io::sink())?;
     let has_read_input = unread_bytes == 0 && matches!(written.join(), Ok(Ok(())));
     Ok(ProgramEnd::Exited { status, stdout, stderr, has_read_input })
 }
 
-/// Reads stdout and stderr to their ends. Both at once, as a program blocks on a full pipe.
+/// Reads stdout and stderr to their ends. Reads both at the same time, because a program blocks
+/// when either pipe is full.
 fn read_outputs(stdout: Option<OwnedFd>, stderr: Option<OwnedFd>) -> (String, String) {
     if stdout.is_none() {
         return (String::new(), read_pipe(stderr, STDERR_LIMIT));
@@ -201,7 +204,7 @@ fn read_outputs(stdout: Option<OwnedFd>, stderr: Option<OwnedFd>) -> (String, St
 fn read_pipe(pipe: Option<OwnedFd>, limit: usize) -> String {
     let mut text = Vec::new();
     if let Some(mut pipe) = pipe.map(File::from) {
-        // A pipe that cannot be read has ended.
+        // Treat a read error as the end of the pipe.
         let _ = (&mut pipe).take(limit as u64).read_to_end(&mut text);
         let _ = io::copy(&mut pipe, &mut io::sink());
     }
@@ -218,8 +221,9 @@ mod tests {
         Deadline::after(Duration::from_millis(milliseconds))
     }
 
-    /// Creates an executable script. Another process writes the file: a file that this process, or
-    /// a child of another test, still has open for writing cannot be executed (ETXTBSY).
+    /// Creates an executable script. A shell writes the file, because a file that is open for
+    /// writing cannot be executed (ETXTBSY): a child that another test starts at this moment could
+    /// inherit the file descriptor of this process.
     fn program(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("iptables-restore");
@@ -233,15 +237,15 @@ mod tests {
     }
 
     #[test]
-    fn the_error_holds_the_stderr_of_a_failed_program() {
+    fn error_of_a_failed_program_contains_its_stderr() {
         let (_dir, path) = program("echo line 3 failed >&2; exit 1");
         let error = restore(&path, "*nat\n", within(5000)).unwrap_err();
         assert_eq!(error.to_string(), format!("{} failed: line 3 failed", path.display()));
     }
 
     #[test]
-    fn a_program_that_cannot_be_executed_has_a_remedy() {
-        // Root may not execute a file that nobody may execute.
+    fn error_of_a_program_that_may_not_be_executed_has_a_remedy() {
+        // Without any execute permission, not even root can execute the file.
         let file = tempfile::NamedTempFile::new().unwrap();
         let denied = restore(file.path(), "*nat\n", within(5000)).unwrap_err();
         assert!(denied.remedy().unwrap().contains("SELinux"), "{denied}");
@@ -250,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_hangs_is_killed_at_the_deadline() {
+    fn hanging_program_is_killed_at_the_deadline() {
         for hang in ["exec sleep 60", "exec 2>&-; exec sleep 60", "sleep 60; true", "sleep 60 &"] {
             let (_dir, path) = program(hang);
             let started = Instant::now();
@@ -263,19 +267,19 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_a_hung_program_started_are_killed_too() {
+    fn children_of_a_hanging_program_are_killed_too() {
         let (dir, path) = program("sleep 60 & echo $! >\"$0.pid\"; wait");
         restore(&path, "*nat\n", within(500)).unwrap_err();
         child::tests::assert_ends(&dir.path().join("iptables-restore.pid"));
     }
 
     #[test]
-    fn a_program_that_succeeds_without_reading_the_rules_is_an_error() {
+    fn program_that_succeeds_without_reading_the_rules_is_an_error() {
         let long = "*nat\n".repeat(100_000);
         // SELinux replaces a stdin that the program may not read with /dev/null.
         for text in ["exec </dev/null; exit 0", "exec <&-; exit 0", "read line"] {
             let (_dir, path) = program(text);
-            // `read` takes less than both lines from a pipe.
+            // `read line` reads only the first line of the script.
             for script in ["*nat\nCOMMIT\n", &long] {
                 let error = restore(&path, script, within(20_000)).unwrap_err();
                 assert!(error.to_string().contains(" without reading "), "{text}: {error}");
@@ -290,22 +294,24 @@ mod tests {
         }
     }
 
-    /// Lists table `nat` with a program that is the script `text`.
-    fn list_of(text: &str) -> Result<Vec<String>, Error> {
+    /// Lists table `nat` with the shell script `text` as the program.
+    fn list_with(text: &str) -> Result<Vec<String>, Error> {
         let (_dir, path) = program(text);
         list_nat_table(&path, within(20_000))
     }
 
     #[test]
-    fn an_incomplete_iptables_listing_is_an_error() {
-        let complete = list_of("echo -P OUTPUT ACCEPT; echo -N PROXY_INIT_OUTPUT; seq 100000");
+    fn incomplete_iptables_listing_is_an_error() {
+        let complete = list_with("echo -P OUTPUT ACCEPT; echo -N PROXY_INIT_OUTPUT; seq 100000");
         assert_eq!(complete.unwrap().len(), 100_002);
-        let empty = list_of("exit 0").unwrap_err().to_string();
+        let empty = list_with("exit 0").unwrap_err().to_string();
         assert!(empty.ends_with("cannot list table nat: its output has no chains"), "{empty}");
-        let long = list_of("echo -P OUTPUT ACCEPT; yes | head -c 9000000").unwrap_err().to_string();
+        let long =
+            list_with("echo -P OUTPUT ACCEPT; yes | head -c 9000000").unwrap_err().to_string();
         assert!(long.contains("is too long to read"), "{long}");
-        let failed =
-            list_of("echo -P OUTPUT ACCEPT; echo no nat here >&2; exit 3").unwrap_err().to_string();
+        let failed = list_with("echo -P OUTPUT ACCEPT; echo no nat here >&2; exit 3")
+            .unwrap_err()
+            .to_string();
         assert!(failed.ends_with("cannot list table nat: no nat here"), "{failed}");
     }
 }

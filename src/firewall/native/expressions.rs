@@ -1,5 +1,5 @@
-//! Encodes the expressions of nf_tables rules, with the same meaning as the text of the other
-//! backends.
+//! Encodes the expressions of nf_tables rules. They mean the same as the arguments of iptables that
+//! the other backends use.
 
 use std::net::Ipv4Addr;
 
@@ -12,44 +12,48 @@ use crate::redirect::address_number;
 use crate::redirect::rules::nft::{self, Key};
 use crate::redirect::rules::{Match, Rule, Verdict};
 
-/// Register that expressions load into and compare.
+/// Register into which expressions load a value, and from which they read it.
 const REGISTER: u32 = libc::NFT_REG_1 as u32;
-/// Register of the port beside that of the address.
+/// Register of the port of a NAT target. Its address is in [`REGISTER`].
 const PORT_REGISTER: u32 = libc::NFT_REG_2 as u32;
 const VERDICT_REGISTER: u32 = libc::NFT_REG_VERDICT as u32;
 /// Offset of the destination port in the TCP header (RFC 9293, section 3.1).
 const DESTINATION_PORT: u32 = 2;
-/// Offset of the source address in the IPv4 header (RFC 791, section 3.1). The destination follows.
+/// Offset of the source address in the IPv4 header (RFC 791, section 3.1). The destination address
+/// follows it.
 const IPV4_SOURCE: u32 = 12;
-/// Offset of the source address in the IPv6 header (RFC 8200, section 3). The destination follows.
+/// Offset of the source address in the IPv6 header (RFC 8200, section 3). The destination address
+/// follows it.
 const IPV6_SOURCE: u32 = 8;
-/// Change the destination (`enum nft_nat_types`), of IPv4 (`NFPROTO_IPV4`).
+/// `NFT_NAT_DNAT` of `enum nft_nat_types`.
 const NAT_DESTINATION: u32 = 1;
 const NAT_IPV4: u32 = libc::NFPROTO_IPV4 as u32;
 
-/// Name of an anonymous set in the transaction that creates it. The kernel replaces `%d`.
-const TEMPLATE: &[u8] = b"__set%d\0";
+/// Name of an anonymous set in the transaction that creates it. The kernel replaces `%d` with a
+/// number.
+const NAME_TEMPLATE: &[u8] = b"__set%d\0";
 
 /// Name of the set of a rule.
 pub enum SetName<'a> {
-    /// The set has this ID in the transaction that creates set and rule.
+    /// A set that is created in the same transaction as the rule, with this ID.
     New(u32),
-    /// The name that the kernel lists, with its NUL.
+    /// An existing set. The name is as the kernel lists it, with a terminating NUL.
     Listed(&'a [u8]),
 }
 
 impl SetName<'_> {
-    /// Appends the name as the attribute `name`, and the ID of a new set as the attribute `id`.
+    /// Appends the name as an attribute of the type `name`. For a new set, also appends the ID as
+    /// an attribute of the type `id`.
     pub fn append(&self, attributes: Attributes, name: u16, id: u16) -> Attributes {
         match self {
-            SetName::New(number) => attributes.bytes(name, TEMPLATE).number(id, *number),
+            SetName::New(number) => attributes.bytes(name, NAME_TEMPLATE).number(id, *number),
             SetName::Listed(listed) => attributes.bytes(name, listed),
         }
     }
 }
 
-/// Encodes the conditions and the verdict of the nf_tables rule that stands for `run`. A condition
-/// that a packet does not meet ends the rule.
+/// Encodes the conditions and the verdict of the nf_tables rule for `run`, see [`nft::runs`]. The
+/// kernel evaluates them in order, and stops at the first condition that a packet does not meet.
 pub fn expressions(run: &[Rule], set: &SetName<'_>) -> Attributes {
     let rule = &run[0];
     let mut list = Expressions::default();
@@ -70,7 +74,7 @@ pub fn expressions(run: &[Rule], set: &SetName<'_>) -> Attributes {
     list.verdict(rule.verdict).0
 }
 
-/// Returns the name of an interface, padded with NULs as the kernel compares it.
+/// Returns the name of an interface, padded with NULs to the length that the kernel compares.
 fn padded(name: &str) -> [u8; libc::IFNAMSIZ] {
     let mut padded = [0; libc::IFNAMSIZ];
     padded[..name.len()].copy_from_slice(name.as_bytes());
@@ -103,7 +107,7 @@ fn verdict_code(code: i32) -> Attributes {
     Attributes::default().number(nfta::VERDICT_CODE, code as u32)
 }
 
-/// A list of expressions. Loads write to [`REGISTER`], comparisons read from it.
+/// A list of encoded expressions. Each method appends one or more.
 #[derive(Default)]
 struct Expressions(Attributes);
 
@@ -118,7 +122,7 @@ impl Expressions {
         self.push("meta", data.number(nfta::META_DREG, REGISTER))
     }
 
-    /// Loads the number `key` at `offset` of a header.
+    /// Loads a number from a header. `offset` is its position, `key` its length.
     fn payload(self, header: i32, offset: u32, key: Key) -> Self {
         let data = Attributes::default()
             .number(nfta::PAYLOAD_DREG, REGISTER)
@@ -128,7 +132,7 @@ impl Expressions {
         self.push("payload", data)
     }
 
-    /// Requires that the destination port is one of the run's.
+    /// Requires a destination port that a rule of `run` lists.
     fn ports(self, run: &[Rule], set: &SetName<'_>) -> Self {
         let list = self.payload(libc::NFT_PAYLOAD_TRANSPORT_HEADER, DESTINATION_PORT, Key::PORT);
         match nft::ranges(run)[..] {
@@ -138,8 +142,8 @@ impl Expressions {
         }
     }
 
-    /// Requires that the address at `offset` of the IP header is in `net`, or in a subnet of a
-    /// longer run.
+    /// Requires that the address at `offset` in the IP header is in a subnet that a rule of `run`
+    /// lists. `net` is the subnet of the first rule.
     fn subnets(self, run: &[Rule], net: IpNet, offset: u32, set: &SetName<'_>) -> Self {
         let key = address_key(net);
         let list = self.payload(libc::NFT_PAYLOAD_NETWORK_HEADER, offset, key);
@@ -177,9 +181,10 @@ impl Expressions {
         self.push("range", data)
     }
 
-    /// Requires a value in the set, which belongs to the rule.
+    /// Requires that the loaded number is in the set of the rule.
     fn lookup(self, set: &SetName<'_>) -> Self {
-        // The kernel lists the flags, which could invert the condition.
+        // Encode the flags although they are 0, because rules are compared with the kernel's
+        // listing: a rule with an inverted lookup differs only in the flags.
         let data =
             Attributes::default().number(nfta::LOOKUP_SREG, REGISTER).number(nfta::LOOKUP_FLAGS, 0);
         self.push("lookup", set.append(data, nfta::LOOKUP_SET, nfta::LOOKUP_SET_ID))
@@ -187,11 +192,10 @@ impl Expressions {
 
     fn verdict(self, verdict: Verdict) -> Self {
         match verdict {
-            Verdict::Return => self.decide(verdict_code(libc::NFT_RETURN)),
-            Verdict::Jump(chain) => {
-                self.decide(verdict_code(libc::NFT_JUMP).text(nfta::VERDICT_CHAIN, chain.name()))
-            }
-            Verdict::Discard => self.decide(verdict_code(libc::NF_DROP)),
+            Verdict::Return => self.load_verdict(verdict_code(libc::NFT_RETURN)),
+            Verdict::Jump(chain) => self
+                .load_verdict(verdict_code(libc::NFT_JUMP).text(nfta::VERDICT_CHAIN, chain.name())),
+            Verdict::Discard => self.load_verdict(verdict_code(libc::NF_DROP)),
             Verdict::RedirectToLoopback(port) => {
                 let to = Attributes::default()
                     .number(nfta::NAT_TYPE, NAT_DESTINATION)
@@ -209,7 +213,7 @@ impl Expressions {
         }
     }
 
-    fn decide(self, verdict: Attributes) -> Self {
+    fn load_verdict(self, verdict: Attributes) -> Self {
         self.load(VERDICT_REGISTER, Attributes::default().nested(nfta::DATA_VERDICT, verdict))
     }
 

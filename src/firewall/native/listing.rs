@@ -1,5 +1,5 @@
-//! Reads the rules that nf_tables has in the calling thread's netns: those of the plugin's tables,
-//! and those of `iptables-nft` in its tables `nat`.
+//! Lists redirect rules of nf_tables in the calling thread's netns. Reads the plugin's tables, and
+//! the tables `nat` of `iptables-nft`.
 
 use std::borrow::Cow;
 
@@ -18,34 +18,35 @@ use crate::redirect::{Family, Redirect, RuleSpec};
 /// The redirect rules in the netns.
 #[derive(Default)]
 pub struct Listing {
-    /// Each family at the index of its discriminant.
+    /// Indexed by the discriminant of [`Family`].
     families: [FamilyListing; 2],
 }
 
 /// The redirect rules of one address family, by chain.
 #[derive(Default)]
 pub struct FamilyListing {
-    /// Comments, with markers, of the rules of iptables.
+    /// Comments of the iptables rules. They include the markers.
     iptables: ListedRules<String>,
-    /// The attributes of the rules in the plugin's table that have an effect.
+    /// Netlink attributes of the rules in the plugin's table. Omits rules of inactive chains.
     plugin: ListedRules<Vec<u8>>,
-    /// The marker in the plugin's table, also if the rules have no effect.
+    /// Marker in the plugin's table. Also set if the chains are inactive.
     plugin_marker: Option<String>,
     /// Whether a base chain of the plugin's table has the priority that earlier versions used.
     has_earlier_priority: bool,
 }
 
-/// Tables with redirect rules.
+/// Tables that can contain redirect rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
-    /// The plugin's own.
+    /// The plugin's own tables.
     Plugin,
-    /// Table `nat` of iptables.
+    /// The tables `nat` of iptables.
     Iptables,
 }
 
 impl Listing {
-    /// Lists the rules. There are none in a missing table or in a kernel without nf_tables.
+    /// Lists the rules. The listing is empty if the tables are missing or if the kernel has no
+    /// nf_tables.
     pub fn read() -> Result<Self, Error> {
         let mut listing = Listing::default();
         for &family in Family::ALL {
@@ -54,21 +55,22 @@ impl Listing {
         Ok(listing)
     }
 
-    pub fn of(&self, family: Family) -> &FamilyListing {
+    /// Returns the rules of one address family.
+    pub fn family(&self, family: Family) -> &FamilyListing {
         &self.families[family as usize]
     }
 
-    /// Sets the comments, with markers, of the rules of iptables.
+    /// Sets the comments of the iptables rules. The comments include the markers.
     pub fn set_iptables(&mut self, family: Family, comments: ListedRules<String>) {
         self.families[family as usize].iptables = comments;
     }
 
-    /// Returns the marker of the first family that has one.
+    /// Returns the marker of the first family that has a marker.
     pub fn marker(&self) -> Option<&str> {
         self.families.iter().find_map(FamilyListing::marker)
     }
 
-    /// Returns what the rules were made from, if their marker is readable.
+    /// Returns the spec that the rules were made from, if their marker is readable.
     pub fn marked_spec(&self) -> Option<RuleSpec> {
         rules::parse_marker(self.marker()?)
     }
@@ -101,49 +103,50 @@ impl FamilyListing {
         Ok(listing)
     }
 
-    /// Returns which tables decide first on a connection. The chains of iptables run after the
-    /// plugin's, but before those of an earlier version of the plugin.
-    pub fn deciding(&self) -> Tables {
-        if !has_linkerds(&self.iptables) {
+    /// Returns the tables whose rules run first. The iptables chains run after the plugin's chains,
+    /// but before those that an earlier version of the plugin created.
+    pub fn effective_tables(&self) -> Tables {
+        if !has_linkerd_rules(&self.iptables) {
             return Tables::Plugin;
         }
-        if self.has_earlier_priority || !has_linkerds(&self.plugin) {
+        if self.has_earlier_priority || !has_linkerd_rules(&self.plugin) {
             return Tables::Iptables;
         }
         Tables::Plugin
     }
 
-    /// Returns whether the rules that decide are the plugin's, in the order of an earlier version.
-    pub fn is_outdated(&self) -> bool {
-        self.deciding() == Tables::Plugin && self.has_earlier_priority
+    /// Returns whether the plugin's rules run first, but with the priority of an earlier version of
+    /// the plugin.
+    pub fn has_outdated_priority(&self) -> bool {
+        self.effective_tables() == Tables::Plugin && self.has_earlier_priority
     }
 
-    /// Returns whether the plugin's table has rules of Linkerd, or only a marker.
+    /// Returns whether the plugin's table has redirect rules, or at least a marker.
     pub fn has_traces_of_plugin(&self) -> bool {
-        has_linkerds(&self.plugin) || self.plugin_marker.is_some()
+        has_linkerd_rules(&self.plugin) || self.plugin_marker.is_some()
     }
 
-    /// Returns whether the tables of iptables have rules of Linkerd, or only a marker.
+    /// Returns whether the table `nat` of iptables has redirect rules, or at least a marker.
     pub fn has_traces_of_iptables(&self) -> bool {
-        has_linkerds(&self.iptables) || self.iptables_marker().is_some()
+        has_linkerd_rules(&self.iptables) || self.iptables_marker().is_some()
     }
 
-    /// Returns whether the rules of iptables were made from other values than the plugin's.
-    pub fn has_two_markers(&self) -> bool {
+    /// Returns whether the iptables rules were made from a different spec than the plugin's rules.
+    pub fn has_conflicting_markers(&self) -> bool {
         match (self.plugin_marker.as_deref(), self.iptables_marker()) {
             (Some(plugin), Some(iptables)) => plugin != iptables,
             _ => false,
         }
     }
 
-    /// Returns the comments, with markers, of the rules of iptables.
+    /// Returns the comments of the iptables rules, markers included.
     pub fn iptables(&self) -> &ListedRules<String> {
         &self.iptables
     }
 
-    /// Returns the comments, with markers, of the rules that decide first.
-    pub fn deciding_comments(&self) -> ListedRules<String> {
-        match self.deciding() {
+    /// Returns the comments of the rules that run first, markers included.
+    pub fn effective_comments(&self) -> ListedRules<String> {
+        match self.effective_tables() {
             Tables::Iptables => self.iptables.clone(),
             Tables::Plugin => self
                 .plugin
@@ -152,11 +155,15 @@ impl FamilyListing {
         }
     }
 
-    /// Returns the rules of `redirect` that are missing or at another position in the plugin's
-    /// table, as lines of `iptables-save`.
-    pub fn missing(&self, redirect: &Redirect, family: Family) -> Result<Vec<String>, Error> {
+    /// Returns the rules of `redirect` that the plugin's table lacks or has in the wrong order, as
+    /// lines of `iptables-save`.
+    pub fn missing_from_plugin_table(
+        &self,
+        redirect: &Redirect,
+        family: Family,
+    ) -> Result<Vec<String>, Error> {
         let rules = rules::rules(redirect, family);
-        // The plugin's table has no foreign rules, so all its chains are the plugin's own.
+        // No chain of the plugin's table may contain rules of other programs.
         let missing =
             rules::missing_in_order(nft::runs(&rules), &self.plugin, &Chain::ALL, |run, rule| {
                 is_rule(rule, run, family)
@@ -164,10 +171,11 @@ impl FamilyListing {
         missing.map_err(rejection::list_error)
     }
 
-    /// Returns the marker of the rules that decide first, or else that of the others.
+    /// Returns the marker of the rules that run first. If they have none, returns the marker of the
+    /// other rules.
     fn marker(&self) -> Option<&str> {
         let plugin = self.plugin_marker.as_deref();
-        match self.deciding() {
+        match self.effective_tables() {
             Tables::Plugin => plugin.or_else(|| self.iptables_marker()),
             Tables::Iptables => self.iptables_marker().or(plugin),
         }
@@ -178,8 +186,8 @@ impl FamilyListing {
     }
 }
 
-/// Returns whether a chain of Linkerd has rules.
-pub fn has_linkerds<T>(rules: &ListedRules<T>) -> bool {
+/// Returns whether any of the `PROXY_INIT_*` chains has rules.
+pub fn has_linkerd_rules<T>(rules: &ListedRules<T>) -> bool {
     Chain::LINKERD.iter().any(|&chain| !rules[chain as usize].is_empty())
 }
 
@@ -187,7 +195,8 @@ fn marker_in(comment: &str) -> Option<String> {
     rules::split_comment(comment).1.map(str::to_owned)
 }
 
-/// Returns whether the listed `rule` is the rule of `run`: compares comment, expressions and set.
+/// Returns whether the listed `rule` is the one that [`message::rule`] encodes for `run`. Compares
+/// the comment, the expressions and the elements of the set.
 fn is_rule(rule: &[u8], run: &[Rule], family: Family) -> Result<bool, Errno> {
     if rules::split_comment(&comment(rule)).0 != nft::comment(run) {
         return Ok(false);
@@ -202,7 +211,7 @@ fn is_rule(rule: &[u8], run: &[Rule], family: Family) -> Result<bool, Errno> {
     }
 }
 
-/// Returns whether the listed `rule` has the `wanted` expressions, in this order and no others.
+/// Returns whether the listed `rule` has exactly the `wanted` expressions, in this order.
 fn has_expressions(rule: &[u8], wanted: &Attributes) -> bool {
     let mut listed = expressions_of(rule);
     for (_, wanted) in parse(&wanted.0) {
@@ -219,7 +228,8 @@ fn expressions_of(rule: &[u8]) -> impl Iterator<Item = &[u8]> {
     parse(list).map(|(_, expression)| expression)
 }
 
-/// Returns comment and marker. `iptables-nft` 1.8.9 stores them as a match, not as user data.
+/// Returns the comment of a rule, marker included. `iptables-nft` 1.8.9 stores the comment as a
+/// match, not as user data.
 fn comment(rule: &[u8]) -> Cow<'_, str> {
     let userdata = find(rule, nfta::RULE_USERDATA).unwrap_or_default();
     let comment = message::comment(userdata)
@@ -228,8 +238,8 @@ fn comment(rule: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(text.unwrap_or_default())
 }
 
-/// Passes the attributes of each object of the message type `kind` to `object`. A kernel without
-/// nf_tables has no objects.
+/// Lists objects, and passes the attributes of each to `object`. `kind` is the message type of the
+/// request. Lists nothing if the kernel has no nf_tables.
 fn list_objects(kind: i32, family: Family, object: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
     match socket::dump(kind, protocol_family(family), &Attributes::default(), object) {
         Err(errno) if !rejection::means_missing(errno) => Err(rejection::list_error(errno)),
@@ -237,7 +247,8 @@ fn list_objects(kind: i32, family: Family, object: &mut dyn FnMut(&[u8])) -> Res
     }
 }
 
-/// Returns the chain of a rule, `None` if the rule is in another table than `table`.
+/// Returns the chain of `rule`. Returns `None` if the rule is in a different table, or in a chain
+/// that is not in [`Chain::ALL`].
 pub(super) fn chain_in(table: &str, rule: &[u8]) -> Option<Chain> {
     if !has_text(rule, nfta::RULE_TABLE, table) {
         return None;
@@ -250,17 +261,18 @@ fn has_text(object: &[u8], kind: u16, text: &str) -> bool {
     value.strip_suffix(b"\0") == Some(text.as_bytes())
 }
 
-/// Whether the rules of a chain in the plugin's table have an effect.
+/// Whether the rules of a chain in the plugin's table take effect.
 #[derive(Clone, Copy)]
 enum ChainState {
-    /// The table is dormant, or the base chain has another hook, priority or policy.
+    /// The table has flags such as `dormant`, or the base chain has an unexpected hook, priority or
+    /// policy.
     Inactive,
     Active,
-    /// A base chain that an earlier version of the plugin wrote.
+    /// The base chain was created by an earlier version of the plugin.
     AtEarlierPriority,
 }
 
-/// Returns the state of each chain in the plugin's table, at the index of its discriminant.
+/// Returns the state of each chain in the plugin's table, indexed by the discriminant of [`Chain`].
 fn chain_states(family: Family) -> Result<[ChainState; Chain::ALL.len()], Error> {
     let mut states = [ChainState::Inactive; Chain::ALL.len()];
     if !is_plugin_table_active(family)? {
@@ -278,12 +290,12 @@ fn chain_states(family: Family) -> Result<[ChainState; Chain::ALL.len()], Error>
     Ok(states)
 }
 
-/// Returns whether the plugin's table exists and its rules have an effect.
+/// Returns whether the plugin's table exists and its rules take effect.
 fn is_plugin_table_active(family: Family) -> Result<bool, Error> {
     let mut is_active = false;
     list_objects(libc::NFT_MSG_GETTABLE, family, &mut |table| {
-        // The flags must be zero: a table with "dormant" is inactive, a table with "owner" belongs
-        // to another process.
+        // All flags must be unset. The kernel ignores the rules of a table with the flag "dormant".
+        // A table with the flag "owner" belongs to another process.
         let flags = find(table, nfta::TABLE_FLAGS).unwrap_or_default();
         let name = message::text(find(table, nfta::TABLE_NAME).unwrap_or_default());
         is_active |= name == PLUGIN_TABLE && flags.iter().all(|&byte| byte == 0);
@@ -291,8 +303,8 @@ fn is_plugin_table_active(family: Family) -> Result<bool, Error> {
     Ok(is_active)
 }
 
-/// Returns whether `listed` has all attributes of `wanted`. It may have more, as the kernel lists
-/// defaults too.
+/// Returns whether `listed` has all attributes of `wanted`. Other attributes are ignored, because
+/// the kernel also lists defaults.
 fn contains(listed: &[u8], wanted: &[u8]) -> bool {
     parse(wanted).all(|(kind, wanted)| {
         let is_nested = parse(wanted).next().is_some();

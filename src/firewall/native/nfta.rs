@@ -1,7 +1,9 @@
-//! Attribute types of nf_tables, which libc lacks: `NFTA_*` of `linux/netfilter/nf_tables.h`
-//! without the prefix, and those of `linux/netfilter/nf_tables_compat.h` (`MATCH_*`).
+//! Attribute types of nf_tables, which the crate `libc` lacks. These are the constants `NFTA_*` of
+//! `linux/netfilter/nf_tables.h` and `linux/netfilter/nf_tables_compat.h` (`MATCH_*`), without the
+//! prefix.
 
-/// Numbers the types of each enumeration from 1 on. `_` is a type that is not used.
+/// Defines the types of each enumeration in brackets, numbered from 1. `_` stands for a type that
+/// is not used here.
 macro_rules! types {
     ($([$($name:tt)*])*) => { $(types!(@ 1, $($name)*);)* };
     (@ $number:expr,) => {};

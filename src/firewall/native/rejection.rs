@@ -1,4 +1,4 @@
-//! Describes which message of a transaction the kernel rejected, and what to do. Pure.
+//! Turns the kernel's errors into [`Error`]s that name the rejected object and a remedy. Pure.
 
 use std::borrow::Cow;
 
@@ -12,21 +12,21 @@ use crate::netlink::attribute::find;
 use crate::netlink::socket::{Message, Rejection};
 use crate::redirect::Family;
 
-/// Describes the rejection of a transaction of `messages`.
+/// Returns the error for a rejected transaction of `messages`.
 pub fn error(messages: &[Message], Rejection { errno, sequence }: Rejection) -> Error {
-    // The sequence number counts from 1; 0 names no message.
-    let Some(at_fault) = messages.get((sequence as usize).wrapping_sub(1)) else {
+    // Sequence numbers count from 1. The kernel reports 0 if the error is not about a message.
+    let Some(rejected) = messages.get((sequence as usize).wrapping_sub(1)) else {
         let remedy = remedy(errno, None).unwrap_or_default().to_owned();
         return Error::Native { subject: "the transaction".to_owned(), remedy, source: errno };
     };
-    let mut remedies = Vec::from_iter(remedy(errno, Some(at_fault.kind)));
-    if at_fault.family == protocol_family(Family::Ipv6) {
+    let mut remedies = Vec::from_iter(remedy(errno, Some(rejected.kind)));
+    if rejected.family == protocol_family(Family::Ipv6) {
         remedies.push(NO_IPV6);
     }
-    Error::Native { subject: subject(at_fault), remedy: remedies.join("; "), source: errno }
+    Error::Native { subject: subject(rejected), remedy: remedies.join("; "), source: errno }
 }
 
-/// Describes why the kernel did not list objects.
+/// Returns the error for a listing that the kernel rejected or did not complete.
 pub fn list_error(errno: Errno) -> Error {
     let subject = "the list of tables, chains, rules and sets".to_owned();
     if errno == Errno::EFBIG {
@@ -36,8 +36,8 @@ pub fn list_error(errno: Errno) -> Error {
     Error::Native { subject, remedy, source: errno }
 }
 
-/// Returns whether a kernel without nf_tables, without the address family, or without the object
-/// rejects a message with `errno`.
+/// Returns whether `errno` means that the object does not exist, or that the kernel lacks nf_tables
+/// or the address family.
 pub fn means_missing(errno: Errno) -> bool {
     matches!(
         errno,
@@ -48,7 +48,7 @@ pub fn means_missing(errno: Errno) -> bool {
 /// Names the object that `message` creates or deletes.
 fn subject(message: &Message) -> String {
     let family = if message.family == protocol_family(Family::Ipv4) { "ip" } else { "ip6" };
-    // In every type of message, the attribute with number 1, as `NFTA_TABLE_NAME`, is the table.
+    // The table is attribute 1 in messages of all types, not only as `NFTA_TABLE_NAME`.
     let table = format!("table {family} {}", text_of(message, nfta::TABLE_NAME));
     match message.kind {
         libc::NFT_MSG_NEWCHAIN => {
@@ -71,9 +71,10 @@ fn text_of(message: &Message, kind: u16) -> Cow<'_, str> {
     message::text(find(&message.attributes.0, kind).unwrap_or_default())
 }
 
-/// Returns what to do if the kernel rejects a message of the type `at_fault`, or the transaction.
-fn remedy(errno: Errno, at_fault: Option<i32>) -> Option<&'static str> {
-    Some(match (errno, at_fault) {
+/// Returns the remedy if the kernel rejects a message of the type `kind` with `errno`. `None` as
+/// the type means that the kernel rejected the whole transaction or a listing.
+fn remedy(errno: Errno, kind: Option<i32>) -> Option<&'static str> {
+    Some(match (errno, kind) {
         (Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT, None) => {
             "load the kernel module nf_tables (CONFIG_NF_TABLES)"
         }
@@ -86,7 +87,7 @@ fn remedy(errno: Errno, at_fault: Option<i32>) -> Option<&'static str> {
         (Errno::ENOENT | Errno::EOPNOTSUPP, Some(libc::NFT_MSG_NEWSET)) => {
             "load the kernel module nf_tables_set (in older kernels a module of its own)"
         }
-        // Only the redirect, and the one to a loopback address, need a module in all kernels.
+        // Of the expressions in our rules, only `redir` and `nat` need a module in every kernel.
         (Errno::ENOENT | Errno::EOPNOTSUPP, Some(libc::NFT_MSG_NEWRULE)) => {
             "load the kernel module nft_redir, or that of another expression of the rule, such as \
              nft_nat"
@@ -94,7 +95,7 @@ fn remedy(errno: Errno, at_fault: Option<i32>) -> Option<&'static str> {
         (Errno::EPERM, None) => {
             "the plugin needs CAP_NET_ADMIN in the user namespace of the pod's network namespace"
         }
-        // Only a security module denies access.
+        // Only a Linux security module rejects a message with EACCES.
         (Errno::EACCES, None) => {
             "check the node's audit log for SELinux denials of netlink_netfilter_socket, and \
              allow it for the domain of the container runtime"

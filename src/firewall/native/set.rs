@@ -1,5 +1,5 @@
-//! The anonymous sets of the plugin's rules: one for each list of ports or subnets. The kernel
-//! deletes such a set together with its rule.
+//! Encodes and compares the sets of the plugin's rules. A list of ports or subnets is one set, so
+//! that it needs only one rule. The sets are anonymous: the kernel deletes them with their rules.
 
 use nix::errno::Errno;
 use nix::libc;
@@ -12,26 +12,27 @@ use crate::netlink::socket::{self, CREATE, Message};
 use crate::redirect::Family;
 use crate::redirect::rules::nft::{Key, Set};
 
-/// A set that belongs to one rule, never changes, and has ranges.
+/// Flags of a set that belongs to one rule, never changes, and contains ranges.
 const FLAGS: u32 =
     (libc::NFT_SET_ANONYMOUS | libc::NFT_SET_CONSTANT | libc::NFT_SET_INTERVAL) as u32;
-/// Flag of an element that ends an interval: the numbers from this element to the next are not in
-/// the set.
+/// Flag of an element that ends a range. The numbers from this element up to the next one are not
+/// in the set.
 const INTERVAL_END: u32 = libc::NFT_SET_ELEM_INTERVAL_END as u32;
-/// Number of elements in a message. An element has at most 36 bytes, and the length of the
-/// attribute that holds all of them has 16 bits.
+/// Largest number of elements in a message. An element has at most 36 bytes. All elements are in
+/// one attribute, which has at most 64 KiB.
 const ELEMENTS_PER_MESSAGE: usize = 1500;
 
-/// Where a range of numbers begins or, if the flag is set, the first number behind its end.
+/// The first number of a range (`false`), or the first number after a range (`true`).
 type Element = (u128, bool);
 
-/// Returns the elements of a set: two for each range, its first number and the one behind its end.
+/// Returns the elements of a set. Each range has two: its first number, and the first number after
+/// it.
 fn elements(set: &Set) -> Vec<Element> {
     let largest = u128::MAX >> (u128::BITS as usize - 8 * set.key.length);
     let mut elements = Vec::with_capacity(2 * set.ranges.len());
     for &(first, last) in &set.ranges {
         elements.push((first, false));
-        // The largest number has no end.
+        // No number follows the largest one, so a range up to it has no end element.
         if last < largest {
             elements.push((last + 1, true));
         }
@@ -39,7 +40,7 @@ fn elements(set: &Set) -> Vec<Element> {
     elements
 }
 
-/// Builds the messages that create a set. They precede the message of the rule.
+/// Builds the messages that create a set. Send them before the message of the rule.
 pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
     let name = SetName::New(id);
     let attributes = Attributes::default().text(nfta::SET_TABLE, PLUGIN_TABLE);
@@ -69,7 +70,7 @@ fn encode((number, is_end): Element, key: Key) -> Attributes {
     if is_end { attributes.number(nfta::SET_ELEM_FLAGS, INTERVAL_END) } else { attributes }
 }
 
-/// Returns whether the kernel lists the set `name` with the elements of `wanted`.
+/// Returns whether the kernel has the set `name` with exactly the elements of `wanted`.
 pub fn is_listed(wanted: &Set, family: Family, name: &[u8]) -> Result<bool, Errno> {
     let request = Attributes::default()
         .text(nfta::SET_ELEM_LIST_TABLE, PLUGIN_TABLE)

@@ -2,11 +2,11 @@ use super::*;
 use crate::netlink::attribute::Attributes;
 use crate::netlink::socket::Rejection;
 
-/// The error and its remedy if the kernel rejects the first message that `is_at_fault`.
-fn rejected(errno: Errno, is_at_fault: impl Fn(&Message) -> bool) -> (String, String) {
+/// Returns the error and its remedy if the kernel rejects the first message that `matches`.
+fn rejected(errno: Errno, matches: impl Fn(&Message) -> bool) -> (String, String) {
     let redirect = Redirect { skip_outbound: vec![25.into(), 3306.into()], ..Redirect::example() };
     let messages = transaction(&redirect, &[Family::Ipv4, Family::Ipv6], true);
-    let index = messages.iter().position(is_at_fault).unwrap();
+    let index = messages.iter().position(matches).unwrap();
     let rejection = Rejection { errno, sequence: index as u32 + 1 };
     let error = rejection::error(&messages, rejection);
     (error.to_string(), error.remedy().unwrap_or_default())
@@ -17,7 +17,7 @@ fn mentions(message: &Message, text: &str) -> bool {
 }
 
 #[test]
-fn a_rejected_rule_names_its_comment_and_the_missing_module() {
+fn rejected_rule_error_names_the_comment_and_the_missing_module() {
     let rule = "the kernel rejected rule proxy-init/redirect-all-incoming-to-proxy-port \
                 in chain PROXY_INIT_REDIRECT of table ip linkerd-cni";
     let is_redirect = |message: &Message| mentions(message, "redir\0");
@@ -27,7 +27,7 @@ fn a_rejected_rule_names_its_comment_and_the_missing_module() {
 }
 
 #[test]
-fn a_rejected_chain_and_table_are_named_with_the_remedy() {
+fn rejection_error_names_the_chain_set_or_table_and_the_remedy() {
     let base =
         |message: &Message| message.kind == libc::NFT_MSG_NEWCHAIN && mentions(message, "nat\0");
     let (error, remedy) = rejected(Errno::ENOENT, base);
@@ -53,7 +53,7 @@ fn a_rejected_chain_and_table_are_named_with_the_remedy() {
 }
 
 #[test]
-fn a_rejection_without_a_message_names_the_transaction() {
+fn rejection_of_no_particular_message_names_the_transaction() {
     for (errno, remedy) in [
         (Errno::EPROTONOSUPPORT, "load the kernel module nf_tables"),
         (Errno::EOPNOTSUPP, "load the kernel module nf_tables"),
@@ -71,7 +71,7 @@ fn a_rejection_without_a_message_names_the_transaction() {
 }
 
 #[test]
-fn rules_of_other_tables_are_ignored() {
+fn rules_in_other_tables_and_chains_are_ignored() {
     for (table, chain, wanted) in [
         (PLUGIN_TABLE, "OUTPUT", Some(Chain::Output)),
         (PLUGIN_TABLE, "INPUT", None),
