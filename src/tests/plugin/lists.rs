@@ -1,4 +1,5 @@
-//! Long lists of skipped ports and subnets: one rule each, and where TCP connections then go.
+//! Tests long lists of skipped ports and subnets: each needs only one native rule, and TCP
+//! connections go where the list says.
 
 use serde_json::{Map, json};
 use testkit::table;
@@ -6,7 +7,8 @@ use testkit::table;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::{Call, Scene, listen, meshed_spec};
 
-/// A meshed pod with these annotations, whose keys lack the prefix, and listeners.
+/// Creates a meshed pod with listeners and with these annotations. Their keys lack the prefix
+/// `config.linkerd.io/`.
 fn annotated(annotations: &[(&str, &str)]) -> Scene {
     let with_prefix =
         |(key, value): &(&str, &str)| (format!("config.linkerd.io/{key}"), json!(value));
@@ -20,21 +22,21 @@ fn call(command: &str, scene: &Scene) -> Call {
     scene.in_mode("native", command).linkerd("ipv6", true).set("log_level", "warn")
 }
 
-/// Every second port, in an annotation of 190 kB.
+/// Lists every second port, in 190 kB.
 fn every_second_port() -> String {
     (1..=u16::MAX).step_by(2).map(|port| port.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// Number of rules in a chain of the plugin's table.
-fn rules(namespaces: &Namespaces, family: &str, chain: &str) -> usize {
+/// Counts the rules in a chain of the plugin's table.
+fn count_rules(namespaces: &Namespaces, family: &str, chain: &str) -> usize {
     let chain = namespaces.run("nft", &["list", "chain", family, "linkerd-cni", chain]);
     chain.lines().filter(|line| line.contains(" comment ")).count()
 }
 
 #[test]
-fn a_port_list_of_190_kb_is_one_rule_that_check_reads() {
+fn port_list_of_190_kb_is_one_rule_that_check_can_read() {
     let value = every_second_port();
-    for (annotation, chain, others, wanted) in [
+    for (annotation, chain, other_rules, wanted) in [
         ("skip-inbound-ports", "PROXY_INIT_REDIRECT", 1, ["app", "outbound"]),
         ("skip-outbound-ports", "PROXY_INIT_OUTPUT", 3, ["inbound", "server"]),
     ] {
@@ -43,7 +45,8 @@ fn a_port_list_of_190_kb_is_one_rule_that_check_reads() {
         scene.serve_in_neighbour("server", 9001);
         call("ADD", &scene).run().succeeded();
         for family in ["ip", "ip6"] {
-            assert_eq!(rules(&scene, family, chain), others + 1, "{annotation}, {family}");
+            let rules = count_rules(&scene, family, chain);
+            assert_eq!(rules, other_rules + 1, "{annotation}, {family}");
         }
         for (pod, neighbour) in POD.into_iter().zip(NEIGHBOUR) {
             let got = [scene.inbound(pod, 8080), scene.outbound(0, neighbour, 9000)];
@@ -53,12 +56,13 @@ fn a_port_list_of_190_kb_is_one_rule_that_check_reads() {
         }
         call("CHECK", &scene).run().succeeded();
         call("ADD", &scene).run().succeeded();
-        assert_eq!(rules(&scene, "ip", chain), others + 1, "{annotation}, second ADD");
+        let rules = count_rules(&scene, "ip", chain);
+        assert_eq!(rules, other_rules + 1, "{annotation}, second ADD");
     }
 }
 
 #[test]
-fn separate_subnets_skip_one_direction_each_in_every_mode() {
+fn subnets_of_each_direction_are_skipped_only_in_that_direction() {
     for (mode, key, wanted) in [
         ("native", "inbound-subnets-to-ignore", ["app", "outbound"]),
         ("nft", "inbound-subnets-to-ignore", ["app", "outbound"]),
@@ -85,31 +89,33 @@ fn separate_subnets_skip_one_direction_each_in_every_mode() {
 
 #[test]
 fn skipped_subnets_are_one_native_rule_for_each_family() {
-    let others =
+    let other_subnets =
         || (0..8000).map(|number| format!("172.{}.{}.1/32", 16 + number / 250, number % 250));
     for (name, (subnets, listener)) in table::named([
         (
-            "with the neighbour, once and twice",
+            "the neighbour is in several subnets",
             (["10.99.0.0/28", "10.99.0.2/32", "fd00::/16", "fd99::/64", "fd99::/64"], "app"),
         ),
         (
-            "beside the neighbour",
+            "the neighbour is in no subnet",
             (
                 ["10.99.0.0/31", "10.99.0.3/32", "fd00::/16", "fd99::1/128", "fd99::3/128"],
                 "inbound",
             ),
         ),
         (
-            "every address, as halves",
+            "two subnets contain all addresses",
             (["0.0.0.0/1", "128.0.0.0/1", "10.99.0.0/28", "::/1", "8000::/1"], "app"),
         ),
     ]) {
-        let value: Vec<String> = subnets.map(str::to_owned).into_iter().chain(others()).collect();
+        let subnets = subnets.map(str::to_owned).into_iter().chain(other_subnets());
+        let value: Vec<String> = subnets.collect();
         let scene = annotated(&[("skip-subnets", &value.join(","))]);
         call("ADD", &scene).run().succeeded();
         for (family, address) in ["ip", "ip6"].into_iter().zip(POD) {
-            // The ports, the subnets, and the redirect.
-            assert_eq!(rules(&scene, family, "PROXY_INIT_REDIRECT"), 3, "{name}: {family}");
+            // One rule skips the ports, one skips the subnets, and one redirects.
+            let rules = count_rules(&scene, family, "PROXY_INIT_REDIRECT");
+            assert_eq!(rules, 3, "{name}: {family}");
             assert_eq!(scene.inbound(address, 8080), listener, "{name}: {family}");
         }
         call("CHECK", &scene).run().succeeded();

@@ -1,5 +1,5 @@
-//! Tests of the plugin binary: called as by a container runtime, in network namespaces, with a TLS
-//! API server and with TCP connections through the rules. Needs root.
+//! Tests of the plugin binary. They call it like a container runtime does, in network namespaces,
+//! with an API server over TLS, and open TCP connections through the rules. They need root.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
@@ -43,15 +43,16 @@ const MESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee
 const UNMESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee00-0000-4000-8000-000000000001"},"spec":{"containers":[{"name":"app"}]}}"#;
 const NAMESPACE: &str = r#"{"metadata":{"name":"ns"}}"#;
 
-/// Most requests for one object in a time budget of 2 s, with pauses of 60 ms, 120 ms, 240 ms, 480
-/// ms and 960 ms at least. A budget of 4 s allows one more at least. A busy machine sends fewer.
+/// Largest number of requests for one object within a retry budget of 2 s. The pauses between them
+/// are at least 60 ms, 120 ms, 240 ms, 480 ms and 960 ms. A budget of 4 s allows at least one more
+/// request. A busy machine may send fewer.
 const REQUESTS_IN_2_S: u64 = 6;
 
-/// Longest time of a call that waits for nothing. Calls usually take less than 100 ms.
+/// Longest time that a call without retries may take. Calls usually take less than 100 ms.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
-/// Runs a call up to three times, as a busy machine may delay one. Returns the last result, and the
-/// shortest time.
+/// Runs a call up to three times, because a busy machine may delay a single call. Returns the last
+/// result, and the shortest time.
 fn fastest<T>(mut run: impl FnMut() -> T) -> (T, Duration) {
     let mut shortest = Duration::MAX;
     for tries_left in (0..3).rev() {
@@ -65,7 +66,7 @@ fn fastest<T>(mut run: impl FnMut() -> T) -> (T, Duration) {
     unreachable!("the last try returns");
 }
 
-/// The number of API requests in a plugin record.
+/// Returns the number of API requests in a plugin record.
 fn requests(record: &Value) -> u64 {
     record["requests"].as_u64().unwrap_or_default()
 }
@@ -81,8 +82,8 @@ fn meshed_api() -> Api {
     api
 }
 
-/// Runs `test` for all cases, four at the same time, as they mostly wait. More would compete for
-/// the processor.
+/// Runs `test` for all cases, four at a time. The cases spend most of their time waiting, but more
+/// than four would compete for the processor.
 fn at_the_same_time<T: Send>(cases: impl IntoIterator<Item = T>, test: impl Fn(T) + Sync) {
     let mut cases = cases.into_iter().peekable();
     let test = &test;
@@ -95,25 +96,26 @@ fn at_the_same_time<T: Send>(cases: impl IntoIterator<Item = T>, test: impl Fn(T
     }
 }
 
-/// An API server with a pod that has these members of the metadata besides its name, and this spec,
-/// and a namespace with these annotations.
-fn api_of(mut metadata: Value, spec: &Value, of_namespace: &Value) -> Api {
+/// Starts an API server with a pod and its namespace. The pod has this metadata, in addition to
+/// name, namespace and UID. The namespace has these annotations.
+fn api_of(mut metadata: Value, spec: &Value, namespace_annotations: &Value) -> Api {
     for (key, value) in [("name", "web"), ("namespace", "ns"), ("uid", UID)] {
         metadata[key] = json!(value);
     }
     let pod = json!({"metadata": metadata, "spec": spec}).to_string();
-    let namespace = json!({"metadata": {"name": "ns", "annotations": of_namespace}}).to_string();
+    let namespace = json!({"metadata": {"name": "ns", "annotations": namespace_annotations}});
+    let namespace = namespace.to_string();
     let api = Api::start();
     api.answer(POD_PATH, 200, &pod).answer(NAMESPACE_PATH, 200, &namespace);
     api
 }
 
-/// The spec of a meshed pod.
+/// Returns the spec of a meshed pod.
 fn meshed_spec() -> Value {
     json!({"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]})
 }
 
-/// An API server with a pod, and the pod's network namespace with a neighbour.
+/// An API server with a pod, the pod's netns, and the netns of a neighbour that is connected to it.
 struct Scene {
     api: Api,
     namespaces: Namespaces,
@@ -128,10 +130,9 @@ impl Scene {
         Scene { api, namespaces: Namespaces::new() }
     }
 
-    /// Creates a scene with a pod that has these annotations and this spec, and a namespace with
-    /// these annotations.
-    fn with(annotations: Value, spec: &Value, of_namespace: &Value) -> Scene {
-        Scene::of(api_of(json!({"annotations": annotations}), spec, of_namespace))
+    /// Creates a scene in which the pod has these annotations and this spec.
+    fn with(annotations: Value, spec: &Value, namespace_annotations: &Value) -> Scene {
+        Scene::of(api_of(json!({"annotations": annotations}), spec, namespace_annotations))
     }
 
     fn call(&self, command: &str) -> Call {
@@ -142,23 +143,24 @@ impl Scene {
         self.call("ADD")
     }
 
-    /// A call with `iptables-mode` set to `mode`.
+    /// Returns a call whose plugin entry has `mode` as `iptables-mode`.
     fn in_mode(&self, mode: &str, command: &str) -> Call {
         self.call(command).linkerd("iptables-mode", mode)
     }
 
-    /// The IPv4 rules of the mode that calls have unless they set another.
+    /// Returns the IPv4 rules that calls without an explicit mode install.
     fn rules(&self) -> String {
         self.nat("iptables-nft")
     }
 
-    /// Name of the listener that a connection from the neighbour reaches, or what happens instead.
+    /// Connects from the neighbour. Returns the name of the listener that accepts the connection, or
+    /// the error.
     fn inbound(&self, to: &str, port: u16) -> String {
         listener(self.connect_from_neighbour(to, port))
     }
 
-    /// Name of the listener that a connection from the pod as user `uid` reaches, or what happens
-    /// instead.
+    /// Connects from the pod as the user `uid`. Returns the name of the listener that accepts the
+    /// connection, or the error.
     fn outbound(&self, uid: u32, to: &str, port: u16) -> String {
         listener(self.connect_from_pod(uid, to, port))
     }
@@ -193,7 +195,8 @@ fn iptables(mode: &str, ipv6: bool) -> String {
     }
 }
 
-/// Starts listeners of proxy, admin port and app in the pod, and a server in the neighbour.
+/// Starts listeners in the pod, for the proxy, its admin port and the app. Starts a server in the
+/// neighbour's netns.
 fn listen(namespaces: &Namespaces) {
     namespaces.serve_in_pod("inbound", 4143);
     namespaces.serve_in_pod("outbound", 4140);

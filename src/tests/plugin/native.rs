@@ -1,4 +1,4 @@
-//! The backend `native`, which needs no program of the host.
+//! Tests the backend `native`, which needs no program of the host.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,8 @@ use std::path::Path;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::{Scene, listen, write_program};
 
-/// Subnets that `nft` lists in all forms: a subnet, an address, and a range of subnets that adjoin.
+/// Subnets that `nft` lists in each of its forms: as a subnet, as an address, and as a range of
+/// adjoining subnets.
 const SUBNETS: [&str; 8] = [
     "10.0.0.0/12",
     "192.168.1.7/32",
@@ -48,8 +49,8 @@ fn no_connection_bypasses_the_proxy_while_the_rules_are_replaced() {
     });
 }
 
-/// Rules of other programs in table `nat`, as Docker writes them for a published port, and for
-/// connections from the pod to a destination outside.
+/// Adds rules of another program to table `nat`: for inbound connections, as Docker does to publish
+/// a port, and for outbound connections.
 fn add_foreign_rules(scene: &Scene, variant: &str) {
     for (family, base) in [(0, "iptables"), (1, "ip6tables")] {
         let program = format!("{base}-{variant} -w -t nat");
@@ -63,11 +64,11 @@ fn add_foreign_rules(scene: &Scene, variant: &str) {
     }
 }
 
-/// Kernels run the `nat` chains of a hook in the order of their priorities, and at equal priority
-/// the last one first.
+/// The kernel runs the `nat` chains of a hook in the order of their priorities. At equal priority,
+/// the chain that was registered last runs first.
 #[test]
-fn a_foreign_nat_rule_decides_first_only_if_it_precedes_the_jump_of_iptables() {
-    for (mode, variant, was_there_before, is_first) in [
+fn foreign_nat_rule_runs_first_only_if_it_precedes_the_jump_of_an_iptables_backend() {
+    for (mode, variant, is_older, runs_first) in [
         ("native", "nft", true, false),
         ("native", "nft", false, false),
         ("native", "legacy", true, false),
@@ -79,12 +80,12 @@ fn a_foreign_nat_rule_decides_first_only_if_it_precedes_the_jump_of_iptables() {
         ("legacy", "legacy", true, true),
         ("legacy", "legacy", false, false),
     ] {
-        let case = format!("{mode}, {variant}, before ADD: {was_there_before}");
+        let case = format!("{mode}, {variant}, foreign rules before ADD: {is_older}");
         let scene = Scene::meshed();
         listen(&scene);
         scene.serve_in_pod("foreign", 15001);
         let add = || scene.in_mode(mode, "ADD").linkerd("ipv6", true).run().succeeded();
-        if was_there_before {
+        if is_older {
             add_foreign_rules(&scene, variant);
             add();
         } else {
@@ -94,12 +95,12 @@ fn a_foreign_nat_rule_decides_first_only_if_it_precedes_the_jump_of_iptables() {
         scene.in_mode(mode, "CHECK").linkerd("ipv6", true).run().succeeded();
         for family in [0, 1] {
             let (pod, neighbour) = (POD[family], NEIGHBOUR[family]);
-            let by = |linkerds| if is_first { "foreign" } else { linkerds };
+            let foreign_or = |proxy| if runs_first { "foreign" } else { proxy };
             for (name, got, wanted) in [
                 ("another port", scene.inbound(pod, 8080), "inbound"),
-                ("inbound", scene.inbound(pod, 8081), by("inbound")),
-                ("outbound", scene.outbound(0, neighbour, 9000), by("outbound")),
-                // The plugin skips these connections, so the foreign rules decide.
+                ("inbound", scene.inbound(pod, 8081), foreign_or("inbound")),
+                ("outbound", scene.outbound(0, neighbour, 9000), foreign_or("outbound")),
+                // The plugin's rules skip these connections, so the foreign rules apply.
                 ("a skipped port", scene.inbound(pod, 4191), "foreign"),
                 ("the proxy", scene.outbound(2102, neighbour, 9000), "foreign"),
             ] {
@@ -109,8 +110,8 @@ fn a_foreign_nat_rule_decides_first_only_if_it_precedes_the_jump_of_iptables() {
     }
 }
 
-/// Rewrites the priority of the plugin's base chains.
-fn move_to_priority(scene: &Scene, priority: i32) {
+/// Changes the hook priority of the plugin's base chains.
+fn set_hook_priority(scene: &Scene, priority: i32) {
     let listed = scene.sh(&format!(
         "rules=$(nft list ruleset | sed 's/priority -199;/priority {priority};/'); \
          nft flush ruleset; echo \"$rules\" | nft -f -; nft -y list ruleset"
@@ -119,20 +120,20 @@ fn move_to_priority(scene: &Scene, priority: i32) {
 }
 
 #[test]
-fn check_accepts_the_hook_priority_of_an_earlier_version_and_no_other() {
+fn check_accepts_only_the_hook_priorities_of_this_and_earlier_versions() {
     let scene = Scene::meshed();
-    // `nft` writes a range in another way than the plugin.
+    // Skip a single port: `nft` encodes a range differently from the plugin.
     let call =
         |command| scene.in_mode("native", command).linkerd("inbound-ports-to-ignore", ["4191"]);
     call("ADD").run().succeeded();
-    move_to_priority(&scene, -99);
+    set_hook_priority(&scene, -99);
     call("CHECK").run().succeeded();
     scene.sh("nft flush chain ip linkerd-cni PROXY_INIT_OUTPUT");
     call("CHECK").run().failed(122, "-o lo");
     call("ADD").run().succeeded();
     assert!(scene.sh("nft -y list ruleset").contains("priority -199;"));
     for priority in [-100, -98, 0] {
-        move_to_priority(&scene, priority);
+        set_hook_priority(&scene, priority);
         call("CHECK").run().failed(122, "install-proxy-init-output");
         call("ADD").run().succeeded();
     }
@@ -168,7 +169,7 @@ fn add_names_the_backend_that_replaced_a_missing_one() {
 }
 
 #[test]
-fn add_needs_usable_iptables_and_check_does_not() {
+fn add_needs_working_iptables_but_check_does_not() {
     let scene = Scene::meshed();
     let programs = fake_iptables_nft("exit 1");
     let call = |command| scene.in_mode("nft", command).env("PATH", programs.path()).run();
@@ -177,7 +178,7 @@ fn add_needs_usable_iptables_and_check_does_not() {
 }
 
 #[test]
-fn programs_that_succeed_without_reading_the_rules_fail_the_pod() {
+fn add_fails_if_iptables_succeeds_without_reading_the_rules() {
     let scene = Scene::meshed();
     let programs = fake_iptables_nft("exec </dev/null; echo -P OUTPUT ACCEPT");
     let outcome = scene.in_mode("nft", "ADD").env("PATH", programs.path()).run();
@@ -240,19 +241,19 @@ fn check_fails_if_a_native_rule_was_changed() {
         call("ADD").run().succeeded();
         call("CHECK").run().succeeded();
     }
-    // A legacy table would hide the missing rules from the repair controller.
+    // CHECK must not create a legacy table, because the repair controller cannot read it.
     let legacy = scene.sh("cat /proc/net/ip*_tables_names || true");
     assert!(!legacy.contains("nat"), "{legacy}");
 }
 
-/// Replaces the first rule of IPv6 whose line in the listing has `from`. The whole table cannot be
-/// replaced: `nft` lists the long comments of the jumps, but accepts no comment above 128
-/// characters.
+/// Replaces `from` with `to` in the first IPv6 rule whose listed line contains `from`. The whole
+/// table cannot be replaced: `nft` lists the long comments of the jumps, but rejects a comment of
+/// more than 128 characters as input.
 fn replace_rule(namespaces: &Namespaces, from: &str, to: &str) {
     replace_rule_of(namespaces, "ip6", from, to);
 }
 
-/// Replaces the first rule of this family whose line in the listing has `from`.
+/// Replaces `from` with `to` in the first rule of this family whose listed line contains `from`.
 pub(super) fn replace_rule_of(namespaces: &Namespaces, family: &str, from: &str, to: &str) {
     let table = namespaces.run("nft", &["--handle", "list", "table", family, "linkerd-cni"]);
     let mut chain = "";
@@ -264,7 +265,7 @@ pub(super) fn replace_rule_of(namespaces: &Namespaces, family: &str, from: &str,
             line.split_once(" # handle ").filter(|(rule, _)| rule.contains(from))
         {
             let rule = rule.trim().replacen(from, to, 1);
-            // `nft replace` is not used: nft 1.0.6 aborts if the rule has a set.
+            // Insert and delete instead of `nft replace`: nft 1.0.6 aborts if the rule has a set.
             let place = ["rule", family, "linkerd-cni", chain, "handle", handle];
             namespaces.run("nft", &[&["insert"], &place[..], &[&rule]].concat());
             namespaces.run("nft", &[&["delete"], &place[..]].concat());
@@ -274,7 +275,7 @@ pub(super) fn replace_rule_of(namespaces: &Namespaces, family: &str, from: &str,
     panic!("no rule has {from}: {table}");
 }
 
-/// A directory with a shell script in place of `iptables-nft` and `iptables-nft-restore`.
+/// Creates a directory in which `iptables-nft` and `iptables-nft-restore` are this shell script.
 fn fake_iptables_nft(script: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for name in ["iptables-nft", "iptables-nft-restore"] {

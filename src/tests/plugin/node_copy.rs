@@ -1,5 +1,5 @@
-//! The node's copy of its pods: it decides without a request, whatever annotations and API server
-//! say.
+//! Tests the node's copy of its pods. The plugin decides by the copy, without a request. The
+//! annotations and the API server make no difference.
 
 use std::fs;
 use std::path::Path;
@@ -13,26 +13,26 @@ use super::injected::unmarked;
 use super::record_socket::recorded;
 use super::{Call, MESHED, POD_PATH, Scene, UID, UNMESHED, api_of, meshed_spec};
 
-/// Longest wait for a late file.
+/// Longest time that the plugin waits for a file that the agent has not written yet.
 const COPY_WAIT: Duration = Duration::from_millis(100);
 
-/// Publishes the pod object `ns/web` for the UID that the runtime passes.
+/// Publishes the pod object `ns/web` under the UID that the runtime passes.
 fn publish(run_dir: &Path, uid: &str, pod: &str) {
     testkit::node_copy::publish(run_dir, ["ns", "web", uid], pod);
 }
 
-/// Takes the lock of a live agent.
-fn keep(run_dir: &Path) -> Lock {
+/// Takes the lock that a running agent holds.
+fn take_agent_lock(run_dir: &Path) -> Lock {
     pod_copy::create(run_dir).unwrap();
     Lock::take(run_dir).unwrap()
 }
 
-/// A pod object with this spec.
+/// Returns a pod object with this UID and this spec.
 fn pod(uid: &str, spec: &Value) -> String {
     json!({"metadata": {"name": "web", "namespace": "ns", "uid": uid}, "spec": spec}).to_string()
 }
 
-/// Runs the call, which succeeds. Returns its record, and how long it took.
+/// Runs a call that must succeed. Returns its record, and the time it took.
 fn timed(call: &Call) -> (Value, Duration) {
     let begin = Instant::now();
     let (outcome, record) = recorded(call);
@@ -42,7 +42,7 @@ fn timed(call: &Call) -> (Value, Duration) {
 }
 
 #[test]
-fn the_copy_decides_by_the_containers_without_a_request_in_an_outage() {
+fn copy_is_decisive_without_a_request_during_an_api_outage() {
     let mut with_init = meshed_spec();
     with_init["initContainers"] = json!([{"name": "linkerd-init"}]);
     let mut own_uid = meshed_spec();
@@ -51,7 +51,7 @@ fn the_copy_decides_by_the_containers_without_a_request_in_an_outage() {
     let (none, injected) = (Some(json!({})), Some(unmarked()));
     for (annotations, spec, rule) in [
         (injected.clone(), own_uid, "--uid-owner 3000"),
-        // The pod was made by hand, or is a copy made by `kubectl debug`.
+        // A pod without the injector's annotations: made by hand, or copied by `kubectl debug`.
         (none.clone(), meshed_spec(), "--uid-owner 2102"),
         (None, meshed_spec(), "--uid-owner 2102"),
         (injected.clone(), bare.clone(), ""),
@@ -83,7 +83,7 @@ fn the_copy_decides_by_the_containers_without_a_request_in_an_outage() {
 }
 
 #[test]
-fn an_unusable_file_of_the_copy_is_ignored() {
+fn unusable_file_of_the_copy_is_ignored() {
     let scene = Scene::meshed();
     let call = |annotations| {
         let call = scene.add().annotated(annotations);
@@ -100,7 +100,7 @@ fn an_unusable_file_of_the_copy_is_ignored() {
 }
 
 #[test]
-fn one_request_decides_on_an_unannotated_pod_outside_of_the_copy() {
+fn unannotated_pod_that_the_copy_lacks_is_requested_from_the_api_server() {
     for (status, body, decision, source) in [
         (200, MESHED, "redirected", "request"),
         (200, UNMESHED, "skipped: no linkerd-proxy container", "request"),
@@ -113,7 +113,7 @@ fn one_request_decides_on_an_unannotated_pod_outside_of_the_copy() {
         let call =
             |command| scene.call(command).annotated(json!({})).linkerd("api-retry-seconds", 60);
         let add = call("ADD");
-        let lock = keep(&add.run_dir());
+        let lock = take_agent_lock(&add.run_dir());
         let (record, elapsed) = timed(&add);
         println!("{status}: {elapsed:.1?}");
         assert_eq!(record["decision"], decision, "{record}");
@@ -122,12 +122,12 @@ fn one_request_decides_on_an_unannotated_pod_outside_of_the_copy() {
         assert!(elapsed >= COPY_WAIT && elapsed < Duration::from_secs(30), "{elapsed:?}");
         let sent = scene.api.requests().len();
         assert!(sent > 0);
-        // The agent died, and CHECK has no need to wait.
+        // Neither ADD without a running agent nor CHECK requests this pod.
         drop(lock);
         let (record, _) = timed(&add);
         assert_eq!((&record["source"], &record["requests"]), (&json!("annotations"), &json!(0)));
         let check = call("CHECK");
-        let _lock = keep(&check.run_dir());
+        let _lock = take_agent_lock(&check.run_dir());
         assert_eq!(timed(&check).0["decision"], "skipped: not meshed (no annotation of a proxy)");
         assert_eq!(scene.api.requests().len(), sent);
     }
@@ -138,7 +138,7 @@ fn add_of_an_unmeshed_pod_does_not_wait_for_a_dead_agent() {
     let scene = Scene::meshed();
     let call = |command| scene.call(command).annotated(json!({}));
     let (add, version) = (call("ADD"), call("VERSION"));
-    drop(keep(&add.run_dir()));
+    drop(take_agent_lock(&add.run_dir()));
     let time = |call: &Call| {
         let begin = Instant::now();
         call.run().succeeded();
@@ -152,7 +152,7 @@ fn add_of_an_unmeshed_pod_does_not_wait_for_a_dead_agent() {
 }
 
 #[test]
-fn a_pod_that_is_too_large_for_the_copy_is_asked_for_and_known_to_be_meshed() {
+fn pod_too_large_for_the_copy_is_requested_and_counts_as_meshed() {
     let scene = Scene::meshed();
     let pod = PodRef { namespace: "ns".into(), name: "web".into(), uid: UID.into() };
     let call = || {
@@ -162,16 +162,16 @@ fn a_pod_that_is_too_large_for_the_copy_is_asked_for_and_known_to_be_meshed() {
         add
     };
     let add = call();
-    let _lock = keep(&add.run_dir());
+    let _lock = take_agent_lock(&add.run_dir());
     let (record, _) = timed(&add);
     assert_eq!((&record["source"], &record["decision"]), (&json!("request"), &json!("redirected")));
-    // The pod is known to be meshed, so it does not start without rules, whatever its annotations.
+    // The copy says that the pod is meshed, so it must not start without rules.
     scene.api.answer(POD_PATH, 403, "{}");
     call().run().failed(102, "");
 }
 
 #[test]
-fn a_static_pod_is_found_by_the_uid_that_the_runtime_passes() {
+fn static_pod_is_found_by_the_uid_that_the_runtime_passes() {
     const HASH: &str = "0123456789abcdef0123456789abcdef";
     let scene = Scene::of(api_of(json!({}), &meshed_spec(), &json!({})));
     let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID={HASH}");
@@ -187,9 +187,9 @@ fn add_does_not_wait_for_a_pod_whose_uid_the_runtime_omits() {
     let scene = Scene::meshed();
     let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
     let add = scene.add().env("CNI_ARGS", args);
-    let _lock = keep(&add.run_dir());
+    let _lock = take_agent_lock(&add.run_dir());
     publish(&add.run_dir(), UID, UNMESHED);
-    // The call is repeated, because a request may take as long on a busy machine.
+    // Repeat the call, because on a busy machine the request alone may take longer than the wait.
     let quick = (0..30).map(|_| timed(&add)).find(|(_, elapsed)| *elapsed < COPY_WAIT);
     let (record, _) = quick.expect("each ADD waits");
     assert_eq!(record["source"], "request", "{record}");

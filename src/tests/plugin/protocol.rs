@@ -1,4 +1,4 @@
-//! The CNI protocol: commands without work, `prevResult`, invalid requests, and versions.
+//! Tests the CNI protocol: commands that do nothing, `prevResult`, invalid requests, and versions.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn del_gc_and_status_succeed_without_netns_kubeconfig_and_api_server() {
     }
     let closed = call("DEL").env("CNI_NETNS", "").set("prevResult", Value::Null);
     assert_eq!(closed.run().succeeded().stdout, "");
-    // Multus caches only these members of a plugin's config.
+    // Multus caches only these keys of a plugin's config, and calls DEL with them.
     let cached = r#"{"cniVersion":"1.0.0","name":"n","type":"linkerd-cni","ipam":{},
         "capabilities":{"io.kubernetes.cri.pod-annotations":true}}"#;
     assert_eq!(call("DEL").run_with(cached).succeeded().stdout, "");
@@ -44,7 +44,7 @@ fn prev_result_is_passed_on_byte_for_byte_in_every_version() {
         let alone = format!(r#"{{"cniVersion":"{version}","name":"n"}}"#);
         let wanted = format!(r#"{{"cniVersion":"{version}"}}"#);
         assert_eq!(call.run_with(&alone).succeeded().stdout, wanted);
-        // A result without version gets that of the request.
+        // A result without a version gets the version of the request.
         for (previous, more) in [("null", ""), (r#"{"x":1}"#, r#","x":1"#)] {
             let stdin = alone.replace('}', &format!(r#","prevResult":{previous}}}"#));
             let wanted = wanted.replace('}', &format!("{more}}}"));
@@ -57,9 +57,9 @@ const WITHOUT_IPS: [&str; 2] = ["0.1.0", "0.2.0"];
 const WITH_ADDRESS_VERSIONS: [&str; 3] = ["0.3.0", "0.3.1", "0.4.0"];
 const WITH_IPS: [&str; 2] = ["1.0.0", "1.1.0"];
 
-/// The previous plugin may respond in a version of its own.
+/// `prevResult` may have a different version than the config.
 #[test]
-fn the_result_has_the_version_of_the_config() {
+fn result_has_the_version_of_the_config() {
     let api = Api::start();
     let call = Call::new("ADD", Path::new("/no/such/netns"), &api).env("CNI_ARGS", "");
     let add = |config: &str, previous: &str, members: &str| {
@@ -73,13 +73,13 @@ fn the_result_has_the_version_of_the_config() {
     let old = r#""ip4":{"ip":"10.0.0.1/8"},"z":12345678901234567890"#;
     let with_versions = r#""ips":[{"version":"4","address":"10.0.0.1/8","x":1e3}],"dns":{}"#;
     let new = r#""ips":[{"address":"10.0.0.1/8","x":1e3},{"address":"fd00::1/64"}],"dns":{}"#;
-    let set = r#""ips":[{"version":"4","address":"10.0.0.1/8","x":1e3},{"version":"6","address":"fd00::1/64"}],"dns":{}"#;
+    let new_with_versions = r#""ips":[{"version":"4","address":"10.0.0.1/8","x":1e3},{"version":"6","address":"fd00::1/64"}],"dns":{}"#;
     let with_ips = [&WITH_ADDRESS_VERSIONS[..], &WITH_IPS].concat();
     for previous in WITHOUT_IPS {
         for config in WITHOUT_IPS {
             assert_eq!(add(config, previous, old), result(config, old));
         }
-        // Another format is not converted.
+        // Results without the list `ips` are not converted to newer versions.
         for config in &with_ips {
             assert_eq!(add(config, previous, old), result(previous, old));
         }
@@ -95,9 +95,9 @@ fn the_result_has_the_version_of_the_config() {
         }
         let is_new = WITH_IPS.contains(config);
         for previous in WITH_IPS {
-            let wanted = if is_new { new } else { set };
+            let wanted = if is_new { new } else { new_with_versions };
             assert_eq!(add(config, previous, new), result(config, wanted), "{previous}");
-            // The result has no list of addresses.
+            // Without a valid list of addresses, only the version changes.
             for other in [r#""ips":{},"x":1"#, r#""ips":[1]"#, r#""ips":null"#, r#""x":1"#] {
                 assert_eq!(add(config, previous, other), result(config, other), "{previous}");
             }
@@ -135,7 +135,7 @@ fn invalid_requests_get_the_codes_and_messages_of_the_reference_implementation()
 }
 
 #[test]
-fn deeply_nested_and_huge_input_yields_a_result_or_an_error() {
+fn deeply_nested_or_huge_input_gets_a_result_or_an_error() {
     let api = meshed_api();
     let meshed = Call::new("ADD", Path::new("/no/such/netns"), &api);
     let kubeconfig = json!(meshed.kubeconfig());

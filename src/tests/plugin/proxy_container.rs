@@ -1,5 +1,5 @@
-//! What the containers of a pod state: user and listen addresses of the proxy, and users of the
-//! app.
+//! Tests that the plugin reads the containers of a pod: the user and listen addresses of the proxy,
+//! and the users of the app.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use super::namespaces::{NEIGHBOUR, POD};
 use super::record_socket::recorded;
 use super::{POD_PATH, Scene, listen};
 
-/// A spec with the container `app` and this proxy container.
+/// Returns a spec with the container `app` and this proxy container.
 fn with_proxy(mut proxy: Value) -> Value {
     proxy["name"] = json!("linkerd-proxy");
     json!({"containers": [{"name": "app"}, proxy]})
@@ -56,7 +56,7 @@ fn empty_object() -> Value {
     json!({})
 }
 
-/// A scene with a pod that has this spec and these annotations, and listeners.
+/// Creates a scene with listeners, and a pod with this spec and these annotations.
 fn scene(spec: &Value, annotations: Value) -> Scene {
     let scene = Scene::with(annotations, spec, &json!({}));
     listen(&scene);
@@ -64,7 +64,7 @@ fn scene(spec: &Value, annotations: Value) -> Scene {
 }
 
 #[test]
-fn only_the_proxys_own_uid_is_exempt() {
+fn only_the_uid_of_the_proxy_container_is_exempt() {
     for (name, row) in table::rows_of::<ExemptRow>(TABLES, "exempt") {
         let mut spec = with_proxy(row.proxy);
         spec["securityContext"] = row.pod;
@@ -78,12 +78,12 @@ fn only_the_proxys_own_uid_is_exempt() {
 }
 
 #[test]
-fn an_app_container_with_the_proxys_user_is_recorded_and_refused_if_strict() {
+fn app_container_with_the_proxys_uid_is_recorded_and_refused_in_strict_mode() {
     let proxy = json!({"runAsUser": 2102});
     let fixed = json!({"runAsUser": 1000, "allowPrivilegeEscalation": false});
     for (name, (app, init, wanted)) in table::named([
         ("the app", (proxy.clone(), json!({}), &["app"][..])),
-        // The documented way to give an init container the network.
+        // This is the documented way to give an init container network access.
         ("an init container", (fixed, proxy, &[])),
     ]) {
         let mut spec = with_proxy(json!({"securityContext": {"runAsUser": 2102}}));
@@ -104,9 +104,9 @@ fn an_app_container_with_the_proxys_user_is_recorded_and_refused_if_strict() {
     }
 }
 
-/// What is not proven is refused, in the words of `linkerd cni bypass`.
+/// The error names the reasons as `linkerd cni bypass` does.
 #[test]
-fn strict_proxy_user_refuses_containers_that_do_not_prove_their_user() {
+fn strict_proxy_user_refuses_containers_that_may_run_as_the_proxy_user() {
     for (name, (app, wanted)) in table::named([
         ("a fixed user", (json!({"runAsUser": 1, "allowPrivilegeEscalation": false}), None)),
         (
@@ -139,9 +139,9 @@ fn strict_proxy_user_refuses_containers_that_do_not_prove_their_user() {
     }
 }
 
-/// Annotations do not tell the users of the containers.
+/// During an API outage only the annotations are known, and they do not contain the users.
 #[test]
-fn strict_proxy_user_refuses_a_marked_pod_also_while_the_api_server_fails() {
+fn strict_proxy_user_refuses_an_injected_pod_even_during_an_api_outage() {
     let marked = marked(&json!({}));
     let mut spec = with_proxy(json!({}));
     spec["containers"][0]["securityContext"] = json!({"runAsUser": 2102});
@@ -157,7 +157,7 @@ fn strict_proxy_user_refuses_a_marked_pod_also_while_the_api_server_fails() {
 }
 
 #[test]
-fn a_pod_in_a_sandbox_is_refused_unless_an_init_container_redirects() {
+fn sandboxed_pod_is_refused_unless_it_has_linkerd_init() {
     for (name, row) in table::rows_of::<SandboxRow>(TABLES, "sandboxes") {
         let mut spec = with_proxy(json!({}));
         spec["runtimeClassName"] = json!(row.class);

@@ -1,4 +1,5 @@
-//! The record socket of an agent without run directory, in the CNI net dir.
+//! Receives plugin records, as an agent without a run directory does. Its socket is in the CNI net
+//! dir.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -13,7 +14,7 @@ fn path(call: &Call) -> PathBuf {
     call.kubeconfig().with_file_name(".linkerd-cni.sock")
 }
 
-/// Runs the call beside an agent. Returns the outcome and the record.
+/// Runs the call while the socket exists. Returns the outcome and the record.
 pub fn recorded(call: &Call) -> (Outcome, Value) {
     let socket = listen(call);
     let outcome = call.run();

@@ -1,4 +1,4 @@
-//! The redirect rules that ADD installs, and where TCP connections then go.
+//! Tests the redirect rules that ADD installs, and where they send TCP connections.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -49,7 +49,7 @@ fn bracketed(address: &str) -> String {
 }
 
 #[test]
-fn iptables_rules_equal_upstreams_in_every_mode() {
+fn iptables_rules_are_the_same_as_upstreams_in_every_mode() {
     for mode in ["nft", "legacy", "plain"] {
         let scene = Scene::meshed();
         scene.in_mode(mode, "ADD").linkerd("ipv6", true).run().succeeded();
@@ -61,7 +61,7 @@ fn iptables_rules_equal_upstreams_in_every_mode() {
     }
 }
 
-/// The arguments of upstream's plugin for iptables, for a pod with a GID of the proxy and skipped
+/// Arguments with which upstream's plugin calls iptables for a pod with a proxy GID and with skipped
 /// ports and subnets.
 const UPSTREAM_COMMANDS: &str = include_str!("upstream_commands.txt");
 
@@ -79,14 +79,14 @@ fn each_iptables_mode_redirects_packets_as_upstreams_commands_do() {
         let [wanted, installed] = [&upstream, &scene].map(|scene| listed(scene, mode));
         assert_eq!(difference(&wanted, &installed, Family::Ipv4), None, "{mode}");
 
-        // The reader notices a rule that is missing.
+        // The comparison detects a missing rule.
         scene.sh(&format!("{} -w -t nat -D PROXY_INIT_REDIRECT 1", iptables(mode, false)));
         let found = difference(&wanted, &listed(&scene, mode), Family::Ipv4).unwrap();
         assert_eq!(found.ports, [None, Some(4143)], "{mode}: {found:?}");
     }
 }
 
-/// The rules of IPv4 that iptables lists in the pod's netns.
+/// Reads the IPv4 rules that iptables lists in the pod's netns.
 fn listed(scene: &Scene, mode: &str) -> Rules {
     let list = scene.run(&iptables(mode, false), &["-w", "-t", "nat", "-S"]);
     let lines: Vec<String> = list.lines().map(str::to_owned).collect();
@@ -95,7 +95,7 @@ fn listed(scene: &Scene, mode: &str) -> Rules {
 
 #[test]
 fn annotations_of_pod_and_namespace_reach_the_rules() {
-    let of_pod = json!({
+    let pod_annotations = json!({
         "config.linkerd.io/skip-outbound-ports": "25,9000",
         "config.linkerd.io/skip-inbound-ports": "8080",
         "config.linkerd.io/proxy-uid": "",
@@ -103,19 +103,19 @@ fn annotations_of_pod_and_namespace_reach_the_rules() {
     });
     let spec =
         json!({"containers": [{"name": "app"}], "initContainers": [{"name": "linkerd-proxy"}]});
-    let of_namespace = json!({
+    let namespace_annotations = json!({
         "config.linkerd.io/skip-outbound-ports": "1",
         "config.linkerd.io/proxy-uid": "1234",
         "config.linkerd.io/skip-subnets": "10.0.0.0/8,192.168.1.7/24,fd00::/8,::/0",
     });
-    let scene = Scene::with(of_pod, &spec, &of_namespace);
+    let scene = Scene::with(pod_annotations, &spec, &namespace_annotations);
     scene.add().linkerd("ipv6", true).run().succeeded();
     let both = format!("{}\n\nIPv6\n{}", scene.rules(), scene.nat("ip6tables-nft"));
     insta::assert_snapshot!("rules@annotations", both);
 }
 
 #[test]
-fn a_control_plane_pod_reaches_the_api_server_without_the_proxy() {
+fn control_plane_pod_reaches_the_api_server_without_the_proxy() {
     let service = r#"{"metadata":{},"spec":{"ports":[{"port":443,"targetPort":6443}]}}"#;
     let labels = json!({"linkerd.io/control-plane-component": "identity"});
     for (code, body) in [(200, service), (500, "broken")] {
@@ -129,7 +129,7 @@ fn a_control_plane_pod_reaches_the_api_server_without_the_proxy() {
 }
 
 #[test]
-fn a_second_add_leaves_each_rule_once_and_keeps_foreign_rules() {
+fn second_add_does_not_duplicate_rules_and_keeps_foreign_rules() {
     for mode in ["native", "nft", "legacy"] {
         let scene = Scene::meshed();
         let foreign = "PREROUTING -p tcp -m tcp --dport 1 -j REDIRECT --to-ports 2";
@@ -152,7 +152,7 @@ fn a_second_add_leaves_each_rule_once_and_keeps_foreign_rules() {
 }
 
 #[test]
-fn no_rule_is_left_if_the_rules_of_one_family_fail() {
+fn add_leaves_no_rules_if_one_family_fails() {
     let scene = Scene::meshed();
     let bin = tempfile::tempdir().unwrap();
     for name in ["ip6tables-nft", "ip6tables-nft-restore"] {
@@ -180,7 +180,7 @@ fn connect_from_one_port(scene: &Scene, port: u16) -> TcpStream {
     let connect = move || {
         let flag = SockFlag::SOCK_CLOEXEC;
         let fd = socket(AddressFamily::Inet, SockType::Stream, flag, None).unwrap();
-        // Several sockets with one source port.
+        // SO_REUSEPORT lets several sockets use the same source port.
         setsockopt(&fd, sockopt::ReusePort, &true).unwrap();
         let [source, pod] = [(NEIGHBOUR[0], SOURCE_PORT), (POD[0], port)]
             .map(|(address, port)| SocketAddrV4::new(address.parse().unwrap(), port));
@@ -191,9 +191,9 @@ fn connect_from_one_port(scene: &Scene, port: u16) -> TcpStream {
     netns::run(&scene.neighbour_path(), 20 * SECOND, connect).unwrap()
 }
 
-/// One client address and port, many ports of the pod: the redirect gives all connections one
-/// destination, so that their replies would collide (linkerd2#15505). The kernel gives all but the
-/// first another source port, which the client does not see.
+/// A client connects from one address and port to many ports of the pod. After the redirect all
+/// connections have the same destination, so their replies would collide (linkerd2#15505). The
+/// kernel therefore changes the source port of all but the first. The client does not notice.
 #[test]
 fn each_mode_redirects_connections_that_share_a_source_port() {
     for mode in ["native", "nft", "legacy", "plain"] {
@@ -202,7 +202,7 @@ fn each_mode_redirects_connections_that_share_a_source_port() {
         let listen = || TcpListener::bind("[::]:4143").unwrap();
         let listener = netns::run(&scene.path(), 5 * SECOND, listen).unwrap();
         let mut open = Vec::new();
-        // The last port is the proxy's own.
+        // Port 4143, the last one, is the proxy's own.
         for port in (8000..8100).chain([4143]) {
             let client = connect_from_one_port(&scene, port);
             let (proxy, _) = listener.accept().unwrap();

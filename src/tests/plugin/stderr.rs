@@ -1,4 +1,4 @@
-//! Unwritable stderr and stdout.
+//! Tests calls whose stderr or stdout is not writable.
 
 use std::fs;
 use std::io::Write as _;
@@ -9,11 +9,11 @@ use serde_json::json;
 use super::unwritable::{Unwritable, full_device, full_pipe};
 use super::{Call, Outcome, PLUGIN, POD_PATH, Scene};
 
-/// Seconds after which a call counts as hanging. Calls usually take less than 100 ms.
+/// Time after which a call counts as hanging, in seconds. Calls usually take less than 100 ms.
 const HANGS: &str = "20";
 
 #[test]
-fn an_unwritable_stderr_neither_fails_nor_delays_a_pod_and_hides_no_error() {
+fn unwritable_stderr_neither_fails_nor_delays_a_call_and_errors_are_still_returned() {
     for stderr in Unwritable::all() {
         for level in ["info", "trace"] {
             println!("{} at level {level}", stderr.name);
@@ -21,29 +21,33 @@ fn an_unwritable_stderr_neither_fails_nor_delays_a_pod_and_hides_no_error() {
             let call = |command| scene.call(command).set("log_level", level);
             let [unmeshed, meshed] = [call("ADD").annotated(json!({})), call("ADD")];
             let result = unmeshed.run().succeeded().stdout;
-            assert_eq!(run(with(&stderr), &unmeshed).succeeded().stdout, result);
+            assert_eq!(run(plugin_with(&stderr), &unmeshed).succeeded().stdout, result);
             assert_eq!(scene.rules(), "");
 
             let kubeconfig = fs::read(meshed.kubeconfig()).unwrap();
-            assert_eq!(run(with(&stderr), &meshed).succeeded().stdout, result);
+            assert_eq!(run(plugin_with(&stderr), &meshed).succeeded().stdout, result);
             assert!(scene.has_rules());
             assert_eq!(fs::read(meshed.kubeconfig()).unwrap(), kubeconfig);
 
             for command in ["CHECK", "DEL"] {
-                assert_eq!(run(with(&stderr), &call(command)).succeeded().stdout, "", "{command}");
+                assert_eq!(
+                    run(plugin_with(&stderr), &call(command)).succeeded().stdout,
+                    "",
+                    "{command}"
+                );
             }
             scene.api.answer(POD_PATH, 403, "{}");
-            run(with(&stderr), &meshed).failed(102, "");
+            run(plugin_with(&stderr), &meshed).failed(102, "");
         }
     }
 }
 
 #[test]
-fn a_stderr_file_at_its_size_limit_neither_fails_nor_kills_an_add() {
+fn add_succeeds_if_the_stderr_file_is_at_its_size_limit() {
     let scene = Scene::meshed();
     let mut command = Command::new("/bin/sh");
     command.args(["-c", r#"ulimit -f 64 && exec timeout "$0" "$1""#, HANGS, PLUGIN]);
-    // dash counts in blocks of 512 bytes.
+    // `ulimit -f` of dash counts in blocks of 512 bytes.
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&[b'x'; 64 * 512]).unwrap();
     command.stderr(file).stdout(Stdio::piped());
@@ -52,7 +56,7 @@ fn a_stderr_file_at_its_size_limit_neither_fails_nor_kills_an_add() {
 }
 
 #[test]
-fn an_unwritable_stdout_fails_the_call_without_a_panic() {
+fn unwritable_stdout_fails_the_call_without_a_panic() {
     for stdout in [full_device(), full_pipe()] {
         let scene = Scene::meshed();
         for call in [scene.add().annotated(json!({})), scene.add().env("CNI_ARGS", "not a pair")] {
@@ -66,15 +70,15 @@ fn an_unwritable_stdout_fails_the_call_without_a_panic() {
     }
 }
 
-/// Returns a command for the plugin with `stderr` and a piped stdout.
-fn with(stderr: &Unwritable) -> Command {
+/// Returns a command that runs the plugin with this stderr and a piped stdout.
+fn plugin_with(stderr: &Unwritable) -> Command {
     let mut command = stderr.as_stderr_of("/usr/bin/timeout");
     command.args([HANGS, PLUGIN]).stdout(Stdio::piped());
     command
 }
 
-/// Runs `call` with `command`, whose stdout and stderr are set. The exit status of a hanging call
-/// is that of `timeout`, 124.
+/// Runs `call` with `command`, whose stdout and stderr are already set. If the call hangs, the exit
+/// status is that of `timeout`, 124.
 fn run(mut command: Command, call: &Call) -> Outcome {
     call.run_command(&mut command, &call.config.to_string())
 }

@@ -1,6 +1,6 @@
-//! ADD, CHECK and audit on hosts whose iptables programs differ by address family: Debian's
-//! alternatives `iptables` and `ip6tables` are separate, and a host may lack programs. The crate
-//! `iptables` reads what ADD wrote, as another reader than the product's own.
+//! Tests ADD, CHECK and audits on hosts whose `iptables` and `ip6tables` are of different variants.
+//! Debian has separate alternatives for the two, and a host may lack some programs. The tests read
+//! the installed rules with the crate `iptables`, to be independent of the project's own code.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,7 +20,7 @@ use testkit::properties::evaluator::Rules;
 use super::record_socket::recorded;
 use super::{MESHED, Scene, UID, at_the_same_time};
 
-/// The arguments of upstream's plugin for iptables, for a pod with a GID of the proxy and skipped
+/// Arguments with which upstream's plugin calls iptables for a pod with a proxy GID and with skipped
 /// ports and subnets.
 const UPSTREAM_COMMANDS: &str = include_str!("upstream_commands.txt");
 
@@ -36,9 +36,9 @@ const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 /// The iptables programs of a host.
 #[derive(Clone, Copy, Debug)]
 struct Host {
-    /// What `iptables` and `ip6tables` are.
+    /// Variants of the programs `iptables` and `ip6tables`.
     plain: [Variant; 2],
-    /// The program whose pair is missing, besides the plain ones.
+    /// The host lacks the program of this family and variant, and its `-restore` program.
     lacks: Option<(Family, Variant)>,
 }
 
@@ -59,8 +59,8 @@ impl Host {
         hosts
     }
 
-    /// Writes the programs to a directory. Debian has one file for all programs of a variant, which
-    /// goes by the name that it is called by.
+    /// Creates a directory with the programs. Debian has one executable for all programs of a
+    /// variant. Its behaviour depends on the name by which it is called.
     fn programs(&self) -> TempDir {
         let dir = tempfile::tempdir().unwrap();
         for variant in VARIANTS {
@@ -84,8 +84,8 @@ impl Host {
         dir
     }
 
-    /// Returns which variant ADD runs for a family: that of the mode, or else the first one of nft,
-    /// plain and legacy that the host has.
+    /// Returns the variant that ADD uses for a family: the one of the mode, or the first of nft,
+    /// plain and legacy if the host lacks that one.
     fn variant(&self, mode: &str, family: Family) -> Variant {
         let plain = self.plain[family as usize];
         let is_missing = |variant| self.lacks == Some((family, variant));
@@ -122,8 +122,8 @@ fn program_name(family: Family, variant: Variant) -> &'static str {
     }
 }
 
-/// The independent reader, and writer of upstream's rules.
-fn crate_of(family: Family, variant: Variant) -> IPTables {
+/// Returns the crate `iptables`, set up to call the program of this family and variant.
+fn iptables_crate(family: Family, variant: Variant) -> IPTables {
     let cmd = program_name(family, variant);
     IPTables { cmd, has_check: true, has_wait: true, is_numeric: false }
 }
@@ -133,23 +133,23 @@ fn within<T: Send + 'static>(scene: &Scene, work: impl FnOnce() -> T + Send + 's
     netns::run(&scene.path(), Duration::from_secs(60), work).unwrap()
 }
 
-/// Returns the lines of table `nat` that a variant lists in the pod's netns.
+/// Returns the lines that a variant lists for table `nat` in the pod's netns.
 fn lines(scene: &Scene, family: Family, variant: Variant) -> Vec<String> {
-    within(scene, move || crate_of(family, variant).list_table(NAT_TABLE).unwrap())
+    within(scene, move || iptables_crate(family, variant).list_table(NAT_TABLE).unwrap())
 }
 
-/// Returns the rules that upstream's plugin writes, one call of the crate for each rule.
+/// Returns the rules of upstream's plugin. Adds each of them with a call of the crate.
 fn upstream_rules(family: Family) -> Rules {
     let scene = Scene::meshed();
     within(&scene, move || {
-        let iptables = crate_of(family, Variant::Nft);
+        let iptables = iptables_crate(family, Variant::Nft);
         for command in UPSTREAM_COMMANDS.lines() {
             if let Some(chain) = command.strip_prefix("-N ") {
                 iptables.new_chain(NAT_TABLE, chain).unwrap();
                 continue;
             }
             let (chain, rule) = command.strip_prefix("-A ").unwrap().split_once(' ').unwrap();
-            // A subnet of one family.
+            // The subnet 10.0.0.0/8 gets no IPv6 rule.
             if family == Family::Ipv4 || !rule.contains("10.0.0.0/8") {
                 iptables.append(NAT_TABLE, chain, rule).unwrap();
             }
@@ -159,7 +159,7 @@ fn upstream_rules(family: Family) -> Rules {
 }
 
 #[test]
-fn check_and_audit_judge_each_family_by_the_tables_that_add_wrote() {
+fn check_and_audit_read_each_family_from_the_table_that_add_wrote() {
     let upstream = FAMILIES.map(upstream_rules);
     let mut cases = Vec::new();
     for host in Host::all() {
@@ -174,12 +174,12 @@ fn check_and_audit_judge_each_family_by_the_tables_that_add_wrote() {
     for mode in ["native", "auto"] {
         cases.extend([(complete, mode, true), (complete, mode, false)]);
     }
-    at_the_same_time(cases, |(host, mode, ipv6)| assert_judged(&upstream, host, mode, ipv6));
+    at_the_same_time(cases, |(host, mode, ipv6)| test_host(&upstream, host, mode, ipv6));
 }
 
-/// Calls ADD, and checks what was written, what CHECK and the audit say of it, and what they say
-/// once a rule is missing.
-fn assert_judged(upstream: &[Rules; 2], host: Host, mode: &str, ipv6: bool) {
+/// Calls ADD, and compares the rules with upstream's. Then checks that CHECK and the audit find the
+/// rules, and that CHECK fails after a rule was deleted.
+fn test_host(upstream: &[Rules; 2], host: Host, mode: &str, ipv6: bool) {
     let case = format!("{host:?}, {mode}, IPv6 {ipv6}");
     let families = if ipv6 { &FAMILIES[..] } else { &FAMILIES[..1] };
     let scene = Scene::meshed();
@@ -197,13 +197,13 @@ fn assert_judged(upstream: &[Rules; 2], host: Host, mode: &str, ipv6: bool) {
 
     let is_native = ["native", "auto"].contains(&mode);
     let in_legacy = |family: &Family| !is_native && host.variant(mode, *family) == Variant::Legacy;
-    // The audit has no program of the host.
+    // The audit cannot read legacy tables, because it runs no programs of the host.
     let audited = within(&scene, || firewall::rules_state(None)).unwrap();
     let wanted =
         if families.iter().any(in_legacy) { RulesState::Unreadable } else { RulesState::Complete };
     assert_eq!(audited, wanted, "{case}");
 
-    // Listing creates the legacy tables of both families.
+    // Listing with a legacy program creates the legacy tables of both families.
     for family in FAMILIES {
         for variant in VARIANTS {
             let listed = lines(&scene, family, variant);
@@ -237,27 +237,27 @@ fn assert_judged(upstream: &[Rules; 2], host: Host, mode: &str, ipv6: bool) {
     assert!(code == 122 && msg.contains("-o lo"), "{case}, damaged: {code}, {msg}");
 }
 
-/// The values may change while the pod runs, and the marker with the pod's families is in a legacy
-/// table, too.
+/// The chart value may change while the pod runs. The marker that names the families of the pod's
+/// rules is itself in a legacy table.
 #[test]
-fn check_reads_the_legacy_rules_of_the_families_that_the_pod_started_with() {
-    for at_start in [true, false] {
+fn check_reads_legacy_rules_of_the_families_that_the_pod_started_with() {
+    for ipv6_at_start in [true, false] {
         let scene = Scene::meshed();
         let call = |command, ipv6| {
             let call = scene.in_mode("legacy", command).linkerd("ipv6", ipv6);
             testkit::node_copy::publish(&call.run_dir(), ["ns", "web", UID], MESHED);
             call
         };
-        call("ADD", at_start).run().succeeded();
-        for today in [true, false] {
-            let (outcome, record) = recorded(&call("CHECK", today));
+        call("ADD", ipv6_at_start).run().succeeded();
+        for ipv6_now in [true, false] {
+            let (outcome, record) = recorded(&call("CHECK", ipv6_now));
             outcome.succeeded();
             assert_eq!((&record["source"], &record["degraded"]), (&json!("copy"), &Value::Null));
         }
-        let program = if at_start { "ip6tables-legacy" } else { "iptables-legacy" };
+        let program = if ipv6_at_start { "ip6tables-legacy" } else { "iptables-legacy" };
         scene.run(program, &["-w", "-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
-        for today in [true, false] {
-            call("CHECK", today).run().failed(122, "-o lo");
+        for ipv6_now in [true, false] {
+            call("CHECK", ipv6_now).run().failed(122, "-o lo");
         }
     }
 }
