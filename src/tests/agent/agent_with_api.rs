@@ -135,11 +135,11 @@ impl Scene {
     }
 }
 
-/// Cases that [`all`] runs at a time.
+/// Cases that [`in_parallel`] runs at a time.
 const AT_A_TIME: usize = 3;
 
 /// Runs the cases side by side, as most of them wait.
-pub fn all<T>(cases: impl IntoIterator<Item = T, IntoIter: Send>, test: impl Fn(T) + Sync) {
+pub fn in_parallel<T>(cases: impl IntoIterator<Item = T, IntoIter: Send>, test: impl Fn(T) + Sync) {
     let cases = Mutex::new(cases.into_iter());
     let next = || cases.lock().unwrap().next();
     thread::scope(|scope| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
-use crate::agent_with_api::{Scene, all};
+use crate::agent_with_api::{Scene, in_parallel};
 use crate::api::{Api, expired_token};
 use crate::node::{CALICO, LIST, Node};
 use crate::records::report_rejection;
@@ -45,7 +45,7 @@ fn plugin_token_is_requested_and_renewed_at_half_its_lifetime() {
 
 #[test]
 fn token_that_is_invalid_in_a_header_is_rejected_and_requested_again() {
-    all(["two\nlines".to_owned(), "é".into(), "x".repeat(20_000)], |unusable| {
+    in_parallel(["two\nlines".to_owned(), "é".into(), "x".repeat(20_000)], |unusable| {
         let Scene { api, node, mut agent } = with_life(4);
         api.state().issued = Some(unusable.clone());
         until("the unusable token is rejected", || {
@@ -65,7 +65,7 @@ fn token_that_is_invalid_in_a_header_is_rejected_and_requested_again() {
 #[test]
 fn a_failed_token_request_never_puts_the_agents_token_on_the_host() {
     let failures = ["403", "404", "proxy", "500", "503", "429", "401", "silent", "down"];
-    all(failures, |failure| {
+    in_parallel(failures, |failure| {
         let api = Api::start();
         match failure {
             "silent" => api.state().silent = true,
@@ -131,30 +131,33 @@ fn expired_token_stays_in_the_kubeconfig_until_another_is_issued() {
 #[test]
 fn agent_without_a_token_keeps_the_kubeconfig_of_an_earlier_agent() {
     let tokens = [expired_token(), "token-0".to_owned(), "token-1".to_owned()];
-    all(tokens.iter().flat_map(|token| [(token, 503), (token, 403)]), |(token, failure)| {
-        let Scene { api, node, mut agent } = Scene::start(&[]);
-        agent.kill();
-        let kubeconfig = node.text("kubeconfig.json").replace(&node.token(), token);
-        node.replace(&node.net("kubeconfig.json"), kubeconfig.as_bytes());
-        api.state().grant = failure;
-        let inode = node.inode("kubeconfig.json");
-        let asked = api.asked("POST", "/token");
-        let mut agent = node.start();
-        until("some requests", || api.asked("POST", "/token") > asked + 3);
-        assert_eq!(node.inode("kubeconfig.json"), inode);
-        assert!(node.chained(LIST));
-        fs::remove_file(node.net("kubeconfig.json")).unwrap();
-        until("the kubeconfig is back", || node.token() == *token);
-        // The restored token may be rejected, which `/ready` then reports.
-        until("the verdict", || match (token.as_str(), agent.ready()) {
-            ("token-1", (200, note)) => note.contains(&format!("HTTP {failure}")),
-            ("token-1", _) => false,
-            (_, (_, why)) => why.contains(REJECTED),
-        });
-        api.state().grant = 201;
-        until("a token", || node.token() != *token);
-        agent.until_ready();
-    });
+    in_parallel(
+        tokens.iter().flat_map(|token| [(token, 503), (token, 403)]),
+        |(token, failure)| {
+            let Scene { api, node, mut agent } = Scene::start(&[]);
+            agent.kill();
+            let kubeconfig = node.text("kubeconfig.json").replace(&node.token(), token);
+            node.replace(&node.net("kubeconfig.json"), kubeconfig.as_bytes());
+            api.state().grant = failure;
+            let inode = node.inode("kubeconfig.json");
+            let asked = api.asked("POST", "/token");
+            let mut agent = node.start();
+            until("some requests", || api.asked("POST", "/token") > asked + 3);
+            assert_eq!(node.inode("kubeconfig.json"), inode);
+            assert!(node.chained(LIST));
+            fs::remove_file(node.net("kubeconfig.json")).unwrap();
+            until("the kubeconfig is back", || node.token() == *token);
+            // The restored token may be rejected, which `/ready` then reports.
+            until("the verdict", || match (token.as_str(), agent.ready()) {
+                ("token-1", (200, note)) => note.contains(&format!("HTTP {failure}")),
+                ("token-1", _) => false,
+                (_, (_, why)) => why.contains(REJECTED),
+            });
+            api.state().grant = 201;
+            until("a token", || node.token() != *token);
+            agent.until_ready();
+        },
+    );
 }
 
 #[test]

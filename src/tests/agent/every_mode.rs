@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use testkit::upstream_agent::unchained;
 
 use crate::agent::Agent;
-use crate::agent_with_api::all;
+use crate::agent_with_api::in_parallel;
 use crate::modes::{MODES, STANDALONE, Vars, configs_with};
 use crate::node::{CONF, LIST, Node, TEMPLATE};
 use crate::other_installers::with_appended;
@@ -47,7 +47,7 @@ fn assert_uninstalls(node: &Node, agent: &mut Agent) {
 #[test]
 fn an_agent_of_each_mode_is_ready_beside_upstreams_and_replaces_it() {
     let cases = MODES.iter().flat_map(|mode| [(mode, false), (mode, true)]);
-    all(cases, |((vars, files), is_killed)| {
+    in_parallel(cases, |((vars, files), is_killed)| {
         let node = node();
         let upstream = upstream::start(&node, KUBECONFIG);
         let mut agent = node.start_with(vars);
@@ -74,7 +74,7 @@ fn an_agent_of_each_mode_is_ready_beside_upstreams_and_replaces_it() {
 /// Istio's installer appends its plugin to the active conflist.
 #[test]
 fn an_agent_of_each_mode_is_ready_beside_istios_installer() {
-    all(MODES, |(vars, files)| {
+    in_parallel(MODES, |(vars, files)| {
         let node = node();
         let mut agent = start(&node, vars, files);
         let (writes, passes) = (agent.metric(WRITES), "linkerd_cni_agent_reconcile_total");
@@ -103,7 +103,7 @@ fn remove_entry(node: &Node, name: &str) {
 
 #[test]
 fn a_program_that_removes_the_plugin_entry_is_contention_in_each_mode() {
-    all(MODES, |(vars, files)| {
+    in_parallel(MODES, |(vars, files)| {
         let node = node();
         let mut agent = start(&node, vars, files);
         let remove = || files.iter().for_each(|name| remove_entry(&node, name));
@@ -130,7 +130,7 @@ fn a_program_that_removes_the_plugin_entry_is_contention_in_each_mode() {
 fn older_agent_of_each_mode_yields_and_takes_over_from_the_newer_one() {
     let template = TEMPLATE.replace("4143", "5143");
     let pairs = MODES.iter().flat_map(|from| MODES.iter().map(move |to| (from, to)));
-    all(pairs, |((from, from_files), (to, expected))| {
+    in_parallel(pairs, |((from, from_files), (to, expected))| {
         let node = Node::with_calico();
         node.write("20-net.conf", CONF);
         let mut old = node.start_ready_with(from);

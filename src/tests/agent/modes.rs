@@ -10,7 +10,7 @@ use serde_json::json;
 use testkit::cni::upstream_entry;
 use testkit::table;
 
-use crate::agent_with_api::all;
+use crate::agent_with_api::in_parallel;
 use crate::node::{CALICO, CONF, LIST, Node};
 use crate::repeated::Repeated;
 use crate::until::until;
@@ -154,7 +154,7 @@ fn a_change_between_chained_and_standalone_never_removes_the_plugin() {
 /// each system call are in `faults`.
 #[test]
 fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
-    all([(&[][..], 60), (ALONE, 40), (ONLY, 40)], |(vars, kills)| {
+    in_parallel([(&[][..], 60), (ALONE, 40), (ONLY, 40)], |(vars, kills)| {
         let node = Arc::new(Node::uninstalling_with_calico());
         node.write("20-net.conf", CONF);
         let before = node.tree();

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use testkit::table::{self, RowName};
 
-use crate::agent_with_api::{Scene, all};
+use crate::agent_with_api::{Scene, in_parallel};
 use crate::api::{Api, DaemonSetState, State, delete_pod, owner, pod_owned_by};
 use crate::node::{LIST, Node};
 use crate::until::until;
@@ -153,7 +153,7 @@ fn stop(row: &StopRow, vars: &[(&str, &str)]) -> (Scene, Duration, usize) {
 
 #[test]
 fn stopped_agent_uninstalls_at_once_if_the_api_server_proves_it() {
-    all(rows("uninstalled"), |(name, row)| {
+    in_parallel(rows("uninstalled"), |(name, row)| {
         let (scene, took, _) = stop(&row, &[NODE]);
         scene.assert_uninstalled(&name);
         let log = scene.agent.log();
@@ -166,7 +166,7 @@ fn stopped_agent_uninstalls_at_once_if_the_api_server_proves_it() {
 
 #[test]
 fn stopped_agent_keeps_the_plugin_at_once_if_an_uninstall_is_disproved() {
-    all(rows("left in place"), |(name, row)| {
+    in_parallel(rows("left in place"), |(name, row)| {
         let (scene, took, _) = stop(&row, &[NODE]);
         scene.assert_left_in_place(&name, &row.why);
         assert!(took < AT_ONCE, "{name}: {took:?}");
@@ -175,7 +175,7 @@ fn stopped_agent_keeps_the_plugin_at_once_if_an_uninstall_is_disproved() {
 
 #[test]
 fn stopped_agent_without_proof_asks_again_and_keeps_the_plugin() {
-    all(rows("no proof"), |(name, row)| {
+    in_parallel(rows("no proof"), |(name, row)| {
         let (scene, took, asked) = stop(&row, &[GRACE, NODE]);
         let no_proof = "no proof of an uninstall within 3 s; last finding: ";
         scene.assert_left_in_place(&name, no_proof);
@@ -221,7 +221,7 @@ fn response_of_a_recovered_api_server_decides_on_the_uninstall() {
             (state.daemon_set, state.silent) = (DaemonSetState::Status(500), true);
         }),
     ];
-    all(troubles, |(what, trouble)| {
+    in_parallel(troubles, |(what, trouble)| {
         for set in [DaemonSetState::Exists, DaemonSetState::Status(404)] {
             let mut scene = Scene::start(&[]);
             trouble(&mut scene.api.state());
@@ -249,28 +249,31 @@ fn an_agent_without_an_api_server_leaves_everything_in_place() {
     let unreachable = [("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", "1")];
     let unset = [("KUBERNETES_SERVICE_HOST", ""), ("KUBERNETES_SERVICE_PORT", "")];
     let addresses = [unreachable, unset];
-    all(addresses.iter().flat_map(|at| [(at, true), (at, false)]), |(address, is_installed)| {
-        let vars = [&address[..], &[GRACE, account]].concat();
-        let why = "the API server is unreachable";
-        if is_installed {
-            let mut scene = Scene::start(&[]);
-            scene.agent.kill();
-            scene.agent = scene.node.start_with(&vars);
-            until("it began to work", || scene.agent.ready().0 != 0);
-            scene.stop(|state| state.down = true);
-            scene.assert_left_in_place(address[0].1, why);
-            return;
-        }
-        let node = Node::with_calico();
-        let mut agent = node.start_with(&vars);
-        until("it began to work", || agent.ready().0 != 0);
-        let is_chained = || node.chained(LIST);
-        until("the plugin is installed", || is_chained() || address == &unset);
-        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-        let says = if address == &unset { "nothing is installed on this node" } else { why };
-        assert!(agent.log().contains(says), "{}", agent.log());
-        assert_eq!(is_chained(), address != &unset, "{}", agent.log());
-    });
+    in_parallel(
+        addresses.iter().flat_map(|at| [(at, true), (at, false)]),
+        |(address, is_installed)| {
+            let vars = [&address[..], &[GRACE, account]].concat();
+            let why = "the API server is unreachable";
+            if is_installed {
+                let mut scene = Scene::start(&[]);
+                scene.agent.kill();
+                scene.agent = scene.node.start_with(&vars);
+                until("it began to work", || scene.agent.ready().0 != 0);
+                scene.stop(|state| state.down = true);
+                scene.assert_left_in_place(address[0].1, why);
+                return;
+            }
+            let node = Node::with_calico();
+            let mut agent = node.start_with(&vars);
+            until("it began to work", || agent.ready().0 != 0);
+            let is_chained = || node.chained(LIST);
+            until("the plugin is installed", || is_chained() || address == &unset);
+            assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+            let says = if address == &unset { "nothing is installed on this node" } else { why };
+            assert!(agent.log().contains(says), "{}", agent.log());
+            assert_eq!(is_chained(), address != &unset, "{}", agent.log());
+        },
+    );
 }
 
 #[test]

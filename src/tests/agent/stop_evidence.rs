@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::agent_with_api::{Scene, all};
+use crate::agent_with_api::{Scene, in_parallel};
 use crate::api::{
     Api, DaemonSetState, State, bound_token, delete_pod, delete_pod_by_force, expired_token,
     show_pod, unbound_token,
@@ -221,7 +221,7 @@ const NO_PROOF: &[Case] = &[
 
 #[test]
 fn events_that_only_look_like_an_uninstall_leave_everything_in_place() {
-    all(NO_PROOF, |(name, start, events, why)| {
+    in_parallel(NO_PROOF, |(name, start, events, why)| {
         let mut scene = start();
         events(&mut scene);
         assert_eq!(scene.agent.wait(), Some(0), "{name}: {}", scene.agent.log());
@@ -241,7 +241,7 @@ fn rejection_of_every_token_for_four_seconds_proves_an_uninstall() {
         ("token of a Secret", || Scene::start_with_token(&unbound_token(), &[])),
         ("two accounts without rights", || without_rights(true, &[])),
     ];
-    all(starts, |(name, start)| {
+    in_parallel(starts, |(name, start)| {
         let mut scene = start();
         scene.api.state().daemon_set = DaemonSetState::Status(403);
         delete_pod(&scene.api);
@@ -353,7 +353,7 @@ fn node_watch() -> Scene {
 
 #[test]
 fn the_pods_deletion_proves_an_uninstall_with_its_daemonset_or_tokens_gone() {
-    all(PROOF, |(name, start, events)| {
+    in_parallel(PROOF, |(name, start, events)| {
         let mut scene = start();
         events(&mut scene);
         assert_eq!(scene.agent.wait(), Some(0), "{name}: {}", scene.agent.log());
@@ -364,7 +364,7 @@ fn the_pods_deletion_proves_an_uninstall_with_its_daemonset_or_tokens_gone() {
 /// `helm uninstall` right after `helm install`: the agent starts when its accounts are gone.
 #[test]
 fn an_agent_without_an_accepted_token_leaves_an_empty_node_unchanged() {
-    all([true, false], |has_two_accounts| {
+    in_parallel([true, false], |has_two_accounts| {
         let api = Api::start();
         api.state().tokens.clear();
         let mut node = Node::with_api(&api);
@@ -388,7 +388,7 @@ fn an_agent_without_an_accepted_token_leaves_an_empty_node_unchanged() {
 /// installed the plugin.
 #[test]
 fn an_uninstall_right_after_the_install_of_a_node_is_proven() {
-    all([true, false], |has_two_accounts| {
+    in_parallel([true, false], |has_two_accounts| {
         let api = Api::start();
         let mut node = Node::with_api(&api);
         if !has_two_accounts {
@@ -411,7 +411,7 @@ fn an_uninstall_right_after_the_install_of_a_node_is_proven() {
 fn a_newer_agent_that_starts_while_the_agent_asks_keeps_the_plugin() {
     let sets =
         [DaemonSetState::BeingDeleted, DaemonSetState::Replaced, DaemonSetState::Status(403)];
-    all(sets, |set| {
+    in_parallel(sets, |set| {
         let mut scene = Scene::asking_for(&[GRACE]);
         let _newer = scene.node.start_ready();
         scene.api.state().daemon_set = set;
@@ -456,7 +456,7 @@ fn an_agent_beside_a_newer_one_ends_at_once_while_its_daemonset_exists() {
 fn an_uninstall_while_a_newer_agent_starts_is_proven_to_the_older_one() {
     let accounts: [fn() -> Scene; 2] =
         [|| Scene::start(&[]), || Scene::start_with_token(&bound_token(), &[])];
-    all(
+    in_parallel(
         accounts.iter().flat_map(|start| [(start, true), (start, false)]),
         |(start, older_first)| {
             let mut scene = start();

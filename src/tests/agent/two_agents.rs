@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::agent::Agent;
-use crate::agent_with_api::all;
+use crate::agent_with_api::in_parallel;
 use crate::node::{CALICO, LIST, Node, PLUGIN, TEMPLATE};
 use crate::until::until;
 
@@ -73,7 +73,7 @@ fn is_new(node: &Node, what: &str) -> bool {
 
 #[test]
 fn only_the_newer_of_two_ready_agents_writes() {
-    all(DIFFERENCES, |what| {
+    in_parallel(DIFFERENCES, |what| {
         let ((node, mut old), other) = (start_old(what), Node::new());
         let mut new = start_new(&node, &other, what);
         old.until_ready();
@@ -100,18 +100,21 @@ fn only_the_newer_of_two_ready_agents_writes() {
 
 #[test]
 fn an_older_agent_takes_over_when_the_newer_agent_ends() {
-    all(DIFFERENCES.iter().flat_map(|what| [(what, false), (what, true)]), |(what, killed)| {
-        let ((node, mut old), other) = (start_old(what), Node::new());
-        let mut new = start_new(&node, &other, what);
-        assert!(is_new(&node, what), "{what}");
-        match killed {
-            true => new.kill(),
-            false => assert_eq!(new.stop(), Some(0), "{}", new.log()),
-        }
-        until("the older agent's files", || !is_new(&node, what));
-        old.until_ready();
-        assert!(node.chained(LIST));
-    });
+    in_parallel(
+        DIFFERENCES.iter().flat_map(|what| [(what, false), (what, true)]),
+        |(what, killed)| {
+            let ((node, mut old), other) = (start_old(what), Node::new());
+            let mut new = start_new(&node, &other, what);
+            assert!(is_new(&node, what), "{what}");
+            match killed {
+                true => new.kill(),
+                false => assert_eq!(new.stop(), Some(0), "{}", new.log()),
+            }
+            until("the older agent's files", || !is_new(&node, what));
+            old.until_ready();
+            assert!(node.chained(LIST));
+        },
+    );
 }
 
 #[test]

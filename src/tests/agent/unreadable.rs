@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use crate::agent_with_api::all;
+use crate::agent_with_api::in_parallel;
 use crate::node::{CALICO, CONF, LIST, Node};
 use crate::until::until;
 
@@ -62,7 +62,7 @@ fn a_first_config_that_only_the_runtime_reads_makes_the_node_not_ready() {
             0,
         ),
     ];
-    all(make, |(name, make, reason, status)| {
+    in_parallel(make, |(name, make, reason, status)| {
         let node = Node::uninstalling_with_calico();
         make(&node.net(name));
         let before = node.tree();
@@ -121,7 +121,7 @@ fn uninstall_keeps_the_plugin_if_it_cannot_read_a_chained_conflist() {
             node.write("net/20-linkerd.conf", r#"{"type":"linkerd-cni"}"#);
         }),
     ];
-    all(hide, |(what, hide)| {
+    in_parallel(hide, |(what, hide)| {
         let node = Node::uninstalling_with_calico();
         let before = node.tree();
         let mut agent = node.start_ready();
@@ -160,7 +160,7 @@ const JUNK: [(&str, MakeConfig); 9] = [
 
 #[test]
 fn invalid_configs_without_the_plugins_name_do_not_prevent_an_uninstall() {
-    all(JUNK, |(what, make)| {
+    in_parallel(JUNK, |(what, make)| {
         for name in ["05-x.conflist", "99-x.json"] {
             let node = Node::uninstalling_with_calico();
             node.write("20-net.conf", CONF);
@@ -184,7 +184,7 @@ fn invalid_configs_without_the_plugins_name_do_not_prevent_an_uninstall() {
 
 #[test]
 fn a_chained_conflist_that_becomes_invalid_does_not_prevent_an_uninstall() {
-    all(JUNK, |(what, make)| {
+    in_parallel(JUNK, |(what, make)| {
         let node = Node::uninstalling_with_calico();
         node.write("20-x.conflist", CALICO);
         let mut agent = node.start_ready();

@@ -8,7 +8,7 @@ use rcgen::{CertificateParams, date_time_ymd};
 use serde_json::{Value, json};
 
 use super::fault::Fault;
-use crate::agent_with_api::all;
+use crate::agent_with_api::in_parallel;
 use crate::api::Api;
 use crate::call::Outcome;
 use crate::child::{has_strace, without_netlink};
@@ -129,7 +129,7 @@ fn each_fault_of_a_call_is_shown_as_its_page_documents() {
     let with_event = WITH_EVENT.iter().map(|row| (row, true));
     let rows = with_event.chain(WITHOUT_EVENT.iter().map(|row| (row, false)));
     let rows = rows.filter(|((name, _), _)| !name.starts_with("nf-tables") || has_strace());
-    all(rows, |((name, call), has_event)| {
+    in_parallel(rows, |((name, call), has_event)| {
         let mut fault = Fault::new(name);
         let outcome = call(&mut fault);
         fault.pod_fails(&outcome);
@@ -184,7 +184,7 @@ const REPORTED: &[Reported] = &[
 
 #[test]
 fn each_fault_of_a_starting_pod_is_shown_as_its_page_documents() {
-    all(REPORTED, |(name, [reason, line, metric], cause)| {
+    in_parallel(REPORTED, |(name, [reason, line, metric], cause)| {
         let mut fault = Fault::new(name);
         cause(&mut fault);
         fault.pod_event(reason);

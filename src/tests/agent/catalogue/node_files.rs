@@ -7,7 +7,7 @@ use nix::mount::MsFlags;
 
 use super::fault::{capture_check, in_container, log_line, metrics, not_ready};
 use crate::agent::Agent;
-use crate::agent_with_api::all;
+use crate::agent_with_api::in_parallel;
 use crate::fault_page::{FaultPage, Source};
 use crate::filesystems::{bind, fill, in_mount_namespace, mount_over_plugin, remount, small};
 use crate::node::{CALICO, LIST, Node};
@@ -75,7 +75,7 @@ const NOT_READY: &[Row] = &[
 
 #[test]
 fn each_fault_of_the_nodes_files_is_shown_as_its_page_documents() {
-    all(NOT_READY, |(name, text, start)| {
+    in_parallel(NOT_READY, |(name, text, start)| {
         in_mount_namespace(move || {
             let node = Node::with_calico();
             let agent = start(&node);
