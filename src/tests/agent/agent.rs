@@ -1,4 +1,4 @@
-//! The agent while it runs.
+//! Starts, observes and stops the agent.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Limit of all waits. The machine may be busy.
+/// Time limit of all waits. It is long, because the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A running agent. Dropping the value kills the agent.
@@ -37,13 +37,13 @@ impl Agent {
         kill(self.pid(), signal).unwrap();
     }
 
-    /// Whether a SIGSTOP has taken effect.
+    /// Returns whether a SIGSTOP has taken effect.
     pub fn is_stopped(&self) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         status.contains("State:\tT")
     }
 
-    /// Waits until `find` finds something, and returns it.
+    /// Waits until `find` returns a value, and returns that.
     fn until<T>(&mut self, pause: Duration, mut find: impl FnMut(&mut Agent) -> Option<T>) -> T {
         let end = Instant::now() + LIMIT;
         loop {
@@ -59,8 +59,8 @@ impl Agent {
         self.child.try_wait().unwrap()
     }
 
-    /// Waits until a stopped agent has its proof and begins to uninstall. The agent would end at
-    /// once if SIGTERM arrived before it blocks the signal.
+    /// Waits until an agent that received SIGTERM starts to uninstall. Also returns if the agent
+    /// exits, which it does if SIGTERM arrives before the agent blocks the signal.
     pub fn until_uninstalling(&mut self) {
         self.until(Duration::from_micros(200), |agent| {
             (agent.log().contains("uninstalling") || agent.ended().is_some()).then_some(())
@@ -81,7 +81,7 @@ impl Agent {
         Some(Pid::from_raw(pid))
     }
 
-    /// Returns whether the agent became ready before it ended.
+    /// Waits until the agent is ready or has exited. Returns whether it is ready.
     pub fn ready_or_dead(&mut self) -> bool {
         self.until(Duration::from_millis(1), |agent| match agent.ended() {
             Some(_) => Some(false),
@@ -106,7 +106,7 @@ impl Agent {
         self.get("/ready")
     }
 
-    /// Returns status and body; status 0 while nobody listens.
+    /// Returns the HTTP status and the body. The status is 0 if the agent does not listen yet.
     pub fn get(&self, path: &str) -> (u16, String) {
         match self.address() {
             Some(address) => get(address, path).unwrap(),
@@ -114,14 +114,15 @@ impl Agent {
         }
     }
 
-    /// Value of a metric, whose name includes its labels; 0 if there is none.
+    /// Returns the value of a metric, or 0 if the agent does not export it. `name` includes the
+    /// labels.
     pub fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").1;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.map_or(0.0, |value| value.parse().unwrap())
     }
 
-    /// Returns the port that the agent serves. The agent must already listen.
+    /// Returns the port on which the agent listens. Panics if it does not listen yet.
     pub fn port(&self) -> u16 {
         self.address().unwrap().port()
     }
@@ -134,7 +135,7 @@ impl Agent {
     }
 }
 
-/// Returns status and body; `None` while nobody listens.
+/// Returns the HTTP status and the body. Returns `None` if nothing listens at the address.
 pub fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();

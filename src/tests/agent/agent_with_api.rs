@@ -1,4 +1,5 @@
-//! A ready agent with an API server. Tests change what the API server responds, and stop the agent.
+//! Runs a ready agent with an API server. Tests change the responses of the API server, and stop
+//! the agent.
 
 use std::sync::Mutex;
 use std::thread;
@@ -18,12 +19,13 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// A ready agent on a node, with its own account and the plugin's.
+    /// Starts an agent, and waits until it is ready. Agent and plugin have separate
+    /// ServiceAccounts.
     pub fn start(more: &[(&str, &str)]) -> Scene {
         Scene::start_with(Api::start(), more)
     }
 
-    /// The same with an API server in another state than usual.
+    /// Starts an agent with this API server, see [`Scene::start`].
     pub fn start_with(api: Api, more: &[(&str, &str)]) -> Scene {
         let node = Node::with_api(&api);
         let scene = Scene::start_on(api, node, more);
@@ -31,12 +33,14 @@ impl Scene {
         scene
     }
 
-    /// Starts a ready agent under upstream's chart, where the plugin has the agent's token.
+    /// Starts an agent as upstream's chart does: the plugin uses the agent's token. Waits until the
+    /// agent is ready.
     pub fn start_with_token(token: &str, more: &[(&str, &str)]) -> Scene {
         Scene::start_with_token_after(token, more, |_| {})
     }
 
-    /// The same with an API server in another state than usual.
+    /// Starts an agent after `prepare` has changed the state of the API server, see
+    /// [`Scene::start_with_token`].
     pub fn start_with_token_after(
         token: &str,
         more: &[(&str, &str)],
@@ -67,7 +71,8 @@ impl Scene {
         scene
     }
 
-    /// An agent that received SIGTERM, and that asks the API server again as it gets HTTP 403.
+    /// Starts an agent, and sends SIGTERM. The API server responds with HTTP 403, so the agent
+    /// keeps asking whether it should uninstall.
     pub fn asking() -> Scene {
         Scene::asking_for(&[])
     }
@@ -81,8 +86,7 @@ impl Scene {
         scene
     }
 
-    /// Waits until the agent has checked the token again, which it does once it has restored the
-    /// kubeconfig.
+    /// Makes the agent check the token again, by removing the kubeconfig. Waits until it has.
     pub fn until_checked(&self) {
         let checks = || self.api.asked("GET", "/namespaces/linkerd-cni?");
         let before = checks();
@@ -92,7 +96,7 @@ impl Scene {
     }
 
     /// Changes the API server's responses, deletes the agent's pod and stops the agent. Returns the
-    /// time until it ended.
+    /// time that the agent took to exit.
     pub fn stop(&mut self, change: impl FnOnce(&mut State)) -> Duration {
         change(&mut self.api.state());
         delete_pod(&self.api);
@@ -101,9 +105,9 @@ impl Scene {
         begin.elapsed()
     }
 
-    /// Stops the agent by SIGSTOP while no pass runs, as a running pass would write files after
-    /// SIGCONT. The agent is stopped once no pass has begun for a while, because each change of the
-    /// node's files causes a pass.
+    /// Stops the agent with SIGSTOP while no reconcile pass runs: a pass that is interrupted would
+    /// write files after SIGCONT. Each change of the node's files causes a pass, so this waits
+    /// until no pass has started for a while.
     pub fn pause_between_passes(&self) {
         let mut last = 0.0;
         until("no pass begins", || {
@@ -113,8 +117,8 @@ impl Scene {
             last == before
         });
         self.agent.signal(Signal::SIGSTOP);
-        // If a file changed before the stop, the poll that SIGCONT continues would report the
-        // change before SIGTERM.
+        // Wait for the stop to take effect. If a file changed before that, the agent's poll would
+        // report the change before SIGTERM when SIGCONT resumes it.
         until("the agent is stopped", || self.agent.is_stopped());
     }
 
@@ -123,7 +127,7 @@ impl Scene {
         assert_eq!(self.agent.log().matches("uninstalling").count(), 1, "{what}");
     }
 
-    /// `why` is the reason that the agent logs.
+    /// Asserts that the agent did not uninstall, and logged the reason `why`.
     pub fn assert_left_in_place(&self, what: &str, why: &str) {
         let log = self.agent.log();
         assert!(self.node.is_installed(), "{what}: {log}");
@@ -135,15 +139,15 @@ impl Scene {
     }
 }
 
-/// Cases that [`in_parallel`] runs at a time.
-const AT_A_TIME: usize = 3;
+/// Number of cases that [`in_parallel`] runs at a time.
+const CASES_AT_A_TIME: usize = 3;
 
-/// Runs the cases side by side, as most of them wait.
+/// Runs `test` for all cases, several at a time. The cases spend most of their time waiting.
 pub fn in_parallel<T>(cases: impl IntoIterator<Item = T, IntoIter: Send>, test: impl Fn(T) + Sync) {
     let cases = Mutex::new(cases.into_iter());
     let next = || cases.lock().unwrap().next();
     thread::scope(|scope| {
-        for _ in 0..AT_A_TIME {
+        for _ in 0..CASES_AT_A_TIME {
             scope.spawn(|| {
                 while let Some(case) = next() {
                     test(case);

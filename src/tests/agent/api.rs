@@ -1,5 +1,5 @@
-//! Routes of an API server with one DaemonSet, its pod and its ServiceAccounts. Tests set its
-//! responses.
+//! Routes of a fake API server with one DaemonSet, its pod and its ServiceAccounts. Tests change
+//! the state that determines the responses.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,7 +14,7 @@ pub type State = api::State<Kubernetes>;
 pub enum DaemonSetState {
     Exists,
     BeingDeleted,
-    /// Another DaemonSet has the name.
+    /// A new DaemonSet of the same name exists, with a different UID.
     Replaced,
     NamespaceBeingDeleted,
     Status(u16),
@@ -23,36 +23,41 @@ pub enum DaemonSetState {
 #[derive(Clone)]
 pub struct Kubernetes {
     pub daemon_set: DaemonSetState,
-    /// The name of the DaemonSet.
+    /// Name of the DaemonSet.
     pub owner: String,
+    /// Tokens that the API server accepts.
     pub tokens: Vec<String>,
+    /// HTTP status of a TokenRequest.
     pub grant: u16,
-    /// Token that the API server issues instead of a new one.
+    /// Token that a TokenRequest returns. `None`: a new token.
     pub issued: Option<String>,
+    /// Lifetime of a new token, in seconds.
     pub life: u64,
-    /// Response to the plugin's account about the namespace. `None`: the namespace exists.
+    /// Response to a request for the namespace. `None`: the namespace exists.
     pub namespace: Option<(u16, Value)>,
-    /// The status of an Event on a pod of another namespace.
+    /// HTTP status of a request that creates an Event.
     pub events: u16,
-    /// The status of a proxy that answers each request itself, with a page of its own.
+    /// HTTP status with which a proxy answers all requests. `None`: there is no proxy.
     pub proxy: Option<u16>,
+    /// Pod spec in the DaemonSet's template, such as its nodeSelector.
     pub placement: Value,
-    /// A status instead of the node, its labels, its taints, and its version.
+    /// HTTP status of a request for the node. `None`: the node exists.
     pub node: Option<u16>,
     pub labels: Value,
     pub taints: Vec<Value>,
+    /// resourceVersion of the node.
     pub version: u64,
-    /// The metadata of the agent's pod, or a status instead of it.
+    /// Metadata of the agent's pod, or the HTTP status of a request for the pod.
     pub pod: Result<Value, u16>,
-    /// The other pods of the node, and the status of lists and watches of pods.
+    /// The other pods of the node.
     pub pods: Vec<Value>,
+    /// HTTP status of lists and watches of pods.
     pub pods_status: u16,
-    /// Number of patches of the node that still fail, because another client changed the node
-    /// first.
+    /// Number of further patches of the node that fail with a conflict.
     pub conflicts: u32,
 }
 
-/// The agent's pod, unless the agent's token names another one.
+/// Name of the agent's pod.
 pub const POD: &str = "linkerd-cni-x";
 pub const POD_UID: &str = "pod-1";
 const DAEMONSET_UID: &str = "set-1";
@@ -152,10 +157,10 @@ impl Routes for Kubernetes {
         match (method, path.split('?').next()) {
             ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {
                 let is_deleted = state.daemon_set == DaemonSetState::NamespaceBeingDeleted;
-                let deleted = is_deleted.then_some(DELETED);
+                let deleted = if is_deleted { Some(DELETED) } else { None };
                 let metadata = json!({"name": "linkerd-cni", "deletionTimestamp": deleted});
-                let there = (200, json!({"kind": "Namespace", "metadata": metadata}));
-                let (code, namespace) = state.namespace.clone().unwrap_or(there);
+                let existing = (200, json!({"kind": "Namespace", "metadata": metadata}));
+                let (code, namespace) = state.namespace.clone().unwrap_or(existing);
                 Response::new(code, namespace)
             }
             ("POST", Some(path)) if path.ends_with("/events") => match state.events {
@@ -187,7 +192,7 @@ fn answer_node(state: &mut State, request: &Request) -> Response {
     Response::new(200, json!({"kind": "Node", "metadata": metadata, "spec": spec}))
 }
 
-/// The reference of a pod to the DaemonSet that controls it.
+/// Returns an owner reference to the DaemonSet with this name.
 pub fn owner(name: &str) -> Value {
     json!({
         "apiVersion": "apps/v1",
@@ -198,18 +203,18 @@ pub fn owner(name: &str) -> Value {
     })
 }
 
-/// Metadata of the agent's pod.
+/// Returns the metadata of the agent's pod, with these owner references.
 pub fn pod_owned_by(owners: &Value) -> Value {
     json!({"namespace": "linkerd-cni", "name": POD, "uid": POD_UID, "ownerReferences": owners})
 }
 
-/// The pod uses the host's network, so the agent does not publish it.
+/// Returns the agent's pod. It uses the host's network, so the agent does not publish it.
 fn own_pod(metadata: &Value) -> Value {
     json!({"kind": "Pod", "metadata": metadata, "spec": {"hostNetwork": true, "containers": []}})
 }
 
 impl Kubernetes {
-    /// Gives the agent's pod a grace period, in seconds.
+    /// Marks the agent's pod as being deleted, with a grace period in seconds.
     pub fn delete_pod(&mut self, grace: u64) {
         let end = SystemTime::now() + Duration::from_secs(grace);
         let end = humantime::format_rfc3339_seconds(end).to_string();
@@ -221,14 +226,14 @@ impl Kubernetes {
 }
 
 /// Deletes the agent's pod with a grace period, as the DaemonSet controller and the garbage
-/// collector do. The watches show that.
+/// collector do. Sends the change to the watches.
 pub fn delete_pod(api: &Api) {
     api.state().delete_pod(30);
     show_pod(api, "MODIFIED");
 }
 
-/// Deletes the agent's pod as `kubectl delete --force --grace-period=0` does: an update, then the
-/// end. Its token ends with it.
+/// Deletes the agent's pod as `kubectl delete --force --grace-period=0` does. The watches receive
+/// an update and then the deletion.
 pub fn delete_pod_by_force(api: &Api) {
     api.state().delete_pod(0);
     show_pod(api, "MODIFIED");
@@ -236,7 +241,7 @@ pub fn delete_pod_by_force(api: &Api) {
     api.state().pod = Err(404);
 }
 
-/// Shows the watches the agent's pod as it is now.
+/// Sends the current agent's pod to the watches.
 pub fn show_pod(api: &Api, kind: &str) {
     let pod = api.state().pod.clone();
     if let Ok(metadata) = pod {
@@ -244,23 +249,24 @@ pub fn show_pod(api: &Api, kind: &str) {
     }
 }
 
-/// A token of the plugin's account that expired long ago.
+/// Returns a token of the plugin's account that expired long ago.
 pub fn expired_token() -> String {
     jwt_of(1000, 0, 3600)
 }
 
-/// A token of the plugin's account, as the API server issues it.
+/// Returns a token of the plugin's account, in the format of the API server.
 fn jwt_of(now: u64, number: usize, life: u64) -> String {
     let account = "system:serviceaccount:linkerd-cni:linkerd-cni-plugin";
     encode_claims(&json!({"sub": account, "iat": now, "exp": now + life, "jti": number}))
 }
 
-/// A token that is valid as long as its account exists.
+/// Returns a token that is not bound to a pod, so that it is valid as long as its account exists.
 pub fn unbound_token() -> String {
     encode_claims(&json!({"sub": "system:serviceaccount:linkerd-cni:linkerd-cni"}))
 }
 
-/// The agent's own token as the kubelet mounts it: the API server revokes it with the agent's pod.
+/// Returns the agent's own token as the kubelet mounts it. It is bound to the agent's pod, so it
+/// becomes invalid when the pod is deleted.
 pub fn bound_token() -> String {
     encode_claims(&json!({
         "sub": "system:serviceaccount:linkerd-cni:linkerd-cni",

@@ -1,5 +1,5 @@
-//! An API server that `KUBERNETES_SERVICE_HOST` names by a host name: the agent resolves it for the
-//! plugin.
+//! Tests a host name in `KUBERNETES_SERVICE_HOST`. The agent resolves the name, and writes an
+//! address to the plugin's kubeconfig.
 
 use std::fs;
 use std::net::TcpListener;
@@ -21,8 +21,8 @@ use crate::upstream::{self, until_yielding};
 
 const NAME: &str = "api.example";
 
-/// A node and an API server whose certificate is for [`NAME`] alone. `/etc/hosts` decides on its
-/// addresses.
+/// A node, and an API server whose certificate is only for [`NAME`]. `/etc/hosts` contains the
+/// addresses of this name.
 struct Scene {
     node: Node,
     api: Api,
@@ -31,15 +31,16 @@ struct Scene {
 }
 
 impl Scene {
-    /// Runs `test` in a mount namespace, where [`NAME`] has no address at first.
+    /// Runs `test` in a mount namespace in which [`NAME`] has no address yet.
     fn with(test: fn(Scene)) {
         Scene::with_template(TEMPLATE, test);
     }
 
-    /// Runs `test` twice: with an upstream agent whose template differs from this agent's, and with
-    /// one whose template is equal.
+    /// Runs `test` with a template that differs from upstream's, and with the same template.
     fn with_upstream(test: fn(Scene)) {
-        upstream::templates().iter().for_each(|template| Scene::with_template(template, test));
+        for template in &upstream::templates() {
+            Scene::with_template(template, test);
+        }
     }
 
     fn with_template(template: &str, test: fn(Scene)) {
@@ -51,7 +52,7 @@ impl Scene {
             let hosts = node.root().join("hosts");
             fs::write(&hosts, "").unwrap();
             bind(&hosts, "/etc/hosts".as_ref());
-            // A server that does not exist rejects at once.
+            // With no DNS server at this address, lookups fail immediately.
             let resolver = node.root().join("resolv.conf");
             fs::write(&resolver, "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n").unwrap();
             bind(&resolver, "/etc/resolv.conf".as_ref());
@@ -76,7 +77,7 @@ impl Scene {
         agent
     }
 
-    /// The kubeconfig of upstream's agent, with the API server's name.
+    /// Returns the kubeconfig of upstream's agent, with the host name of the API server.
     fn upstream_kubeconfig(&self) -> String {
         format!(
             "apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n    server: {}\nusers:\n- name: \
@@ -91,19 +92,21 @@ impl Scene {
         upstream::start(&self.node, &self.upstream_kubeconfig())
     }
 
-    /// Whether plugin binary and kubeconfig are both upstream's.
+    /// Returns whether plugin binary and kubeconfig are both upstream's.
     fn has_upstream_files(&self) -> bool {
         fs::read(self.node.bin("linkerd-cni")).unwrap() == upstream::PLUGIN
             && self.node.text("kubeconfig.json") == self.upstream_kubeconfig()
     }
 
-    /// Waits until plugin binary and kubeconfig are this project's. The kubeconfig is replaced
-    /// first.
+    /// Waits until the agent has replaced plugin binary and kubeconfig. Asserts that it replaces
+    /// the kubeconfig first.
     fn until_replaced(&self) {
         until("the plugin", || {
-            let replaced = self.node.has_own_binary();
-            assert!(!replaced || self.node.text("kubeconfig.json") != self.upstream_kubeconfig());
-            replaced && self.server().0 == self.url("127.0.0.1")
+            let is_replaced = self.node.has_own_binary();
+            if is_replaced {
+                assert_ne!(self.node.text("kubeconfig.json"), self.upstream_kubeconfig());
+            }
+            is_replaced && self.server().0 == self.url("127.0.0.1")
         });
     }
 
@@ -111,7 +114,7 @@ impl Scene {
         format!("https://{host}:{}", self.api.address.port())
     }
 
-    /// Server and TLS server name in the kubeconfig.
+    /// Returns the server and the TLS server name in the kubeconfig.
     fn server(&self) -> (String, String) {
         let cluster = &self.node.kubeconfig()["clusters"][0]["cluster"];
         let text = |key: &str| cluster[key].as_str().unwrap_or_default().to_owned();
@@ -123,7 +126,7 @@ impl Scene {
         until(address, || self.server() == wanted);
     }
 
-    /// The API server at another address, with the same port.
+    /// Makes the API server also listen at this address, on the same port.
     fn serve_at(&self, address: &str) {
         let listener = TcpListener::bind((address, self.api.address.port())).unwrap();
         self.api.serve(listener);
@@ -131,9 +134,9 @@ impl Scene {
 }
 
 #[test]
-fn the_kubeconfig_gets_a_reachable_address_and_the_certificates_name() {
+fn kubeconfig_gets_a_reachable_address_and_the_name_in_the_certificate() {
     Scene::with(|scene| {
-        // Nothing listens at the first.
+        // Nothing listens at the first address.
         scene.resolves_to(&["127.0.0.9", "127.0.0.1"]);
         let mut agent = scene.start_ready();
         assert_eq!(scene.server(), (scene.url("127.0.0.1"), NAME.into()));
@@ -143,7 +146,7 @@ fn the_kubeconfig_gets_a_reachable_address_and_the_certificates_name() {
 }
 
 #[test]
-fn the_last_address_stays_until_the_name_resolves_to_a_new_one() {
+fn kubeconfig_keeps_its_address_until_the_name_resolves_to_a_new_one() {
     Scene::with(|scene| {
         scene.serve_at("127.0.0.2");
         scene.resolves_to(&["127.0.0.1"]);
@@ -159,7 +162,7 @@ fn the_last_address_stays_until_the_name_resolves_to_a_new_one() {
         assert_eq!(scene.node.inode("kubeconfig.json"), inode);
         assert_eq!(scene.server().0, scene.url("127.0.0.1"));
 
-        // An agent that starts meanwhile finds the address in the kubeconfig.
+        // An agent that starts now takes the address from the kubeconfig.
         agent.kill();
         let mut agent = scene.start_ready();
         until("the warning", || agent.log().contains(warning));
@@ -172,13 +175,13 @@ fn the_last_address_stays_until_the_name_resolves_to_a_new_one() {
     });
 }
 
-/// An outage of the API server lasts at each address.
+/// The agent must not keep switching addresses during an outage of the API server.
 #[test]
-fn an_api_server_down_at_each_address_causes_one_address_change() {
+fn api_server_that_is_down_at_all_addresses_causes_only_one_address_change() {
     Scene::with(|scene| {
         scene.resolves_to(&["127.0.0.1"]);
         let agent = scene.start_ready();
-        // Nothing listens there.
+        // Nothing listens at these addresses.
         scene.resolves_to(&["127.0.0.8", "127.0.0.9"]);
         report_unreachable(&scene.node);
         scene.until_address("127.0.0.8");
@@ -188,7 +191,7 @@ fn an_api_server_down_at_each_address_causes_one_address_change() {
 }
 
 #[test]
-fn a_node_is_chained_and_ready_only_once_the_name_resolves() {
+fn agent_is_ready_and_chains_the_plugin_only_after_the_name_resolves() {
     Scene::with(|scene| {
         let mut agent = scene.start();
         let why = format!("kubeconfig: cannot resolve the API server's name {NAME}: ");
@@ -204,9 +207,9 @@ fn a_node_is_chained_and_ready_only_once_the_name_resolves() {
 }
 
 #[test]
-fn an_upstream_plugin_is_replaced_only_after_its_kubeconfig_has_an_address() {
+fn upstream_plugin_is_replaced_only_after_the_kubeconfig_has_an_address() {
     Scene::with(|scene| {
-        // The kubeconfig and the plugin are those that upstream's agent leaves.
+        // Upstream's agent leaves this kubeconfig and this plugin.
         scene.node.write("kubeconfig.json", &scene.upstream_kubeconfig());
         testkit::write_program(scene.node.bin("linkerd-cni"), upstream::PLUGIN);
         let mut agent = scene.start();
@@ -222,27 +225,29 @@ fn an_upstream_plugin_is_replaced_only_after_its_kubeconfig_has_an_address() {
     });
 }
 
-/// `helm upgrade` from upstream's chart with a surge: both agents run.
+/// During a `helm upgrade` from upstream's chart with `maxSurge`, both agents run.
 #[test]
-fn plugin_and_kubeconfig_of_a_running_upstream_agent_stay_until_it_ends() {
+fn plugin_and_kubeconfig_of_an_upstream_agent_are_replaced_only_after_it_exits() {
     Scene::with_upstream(|scene| {
         for is_killed in [false, true] {
             let upstream = scene.start_upstream();
             let mut agent = scene.start();
             until_yielding(&agent);
             assert!(scene.has_upstream_files(), "{}", agent.log());
-            // A rollback stops the agent, or kills it.
-            match is_killed {
-                false => assert_eq!(agent.stop(), Some(0)),
-                true => agent.kill(),
+            // A rollback stops or kills the agent.
+            if is_killed {
+                agent.kill();
+            } else {
+                assert_eq!(agent.stop(), Some(0));
             }
             assert!(scene.has_upstream_files(), "{}", agent.log());
 
             let mut agent = scene.start();
             until_yielding(&agent);
-            match is_killed {
-                false => drop(upstream),
-                true => upstream.kill(),
+            if is_killed {
+                upstream.kill();
+            } else {
+                drop(upstream);
             }
             scene.until_replaced();
             agent.until_ready();
@@ -252,9 +257,9 @@ fn plugin_and_kubeconfig_of_a_running_upstream_agent_stay_until_it_ends() {
     });
 }
 
-/// `helm rollback` to upstream's chart.
+/// During a `helm rollback` to upstream's chart, upstream's agent starts last.
 #[test]
-fn an_upstream_agent_that_starts_later_keeps_its_plugin_and_kubeconfig() {
+fn agent_does_not_replace_the_files_of_an_upstream_agent_that_starts_later() {
     Scene::with_upstream(|scene| {
         scene.resolves_to(&["127.0.0.1"]);
         let mut agent = scene.start_ready();

@@ -1,4 +1,4 @@
-//! What happens to the files in the net dir.
+//! Tests how the agent treats the files in the net dir.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -11,7 +11,7 @@ use crate::node::{CALICO, CONF, LIST, Node};
 use crate::until::until;
 
 #[test]
-fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
+fn invalid_file_is_skipped_until_it_is_valid() {
     let node = Node::uninstalling();
     node.write("40-not.conf", "not json");
     node.write("41-empty.conflist", "");
@@ -28,7 +28,8 @@ fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
     let before = node.tree();
     let mut agent = node.start_ready();
     assert!(node.chained(LIST));
-    // Only the valid config differs. Binary, kubeconfig, saved state and socket are new.
+    // Only the valid config has changed. Ignore the new files: binary, kubeconfig, saved state and
+    // socket.
     let mut now = node.tree();
     now.retain(|name, _| before.contains_key(name));
     now.insert("etc/10-calico.conflist".into(), before["etc/10-calico.conflist"].clone());
@@ -62,14 +63,14 @@ fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
     assert_eq!(node.tree(), before);
 }
 
-/// containerd fails at the first invalid file, and then has no network config at all.
+/// If the first file is invalid, containerd reports an error and loads no network config.
 #[test]
 fn agent_is_not_ready_while_an_invalid_file_sorts_before_the_active_config() {
     type Write = fn(&Node, &str);
     let kinds: [(&str, &str, Write); 5] = [
         ("half a conf", "05-cilium.conf is not JSON", |node, name| node.write(name, "{")),
         ("a list in a conf", "05-cilium.conf has a list", |node, name| node.write(name, CALICO)),
-        ("bytes that are no text", "05-cilium.conf is not UTF-8", |node, name| {
+        ("invalid UTF-8", "05-cilium.conf is not UTF-8", |node, name| {
             fs::write(node.net(name), b"\xff{}").unwrap();
         }),
         ("an empty conflist", "05-cilium.conflist is empty", |node, name| node.write(name, "")),
@@ -95,20 +96,22 @@ fn agent_is_not_ready_while_an_invalid_file_sorts_before_the_active_config() {
     }
 }
 
-/// Makes the mode of the conf that of its first writer.
+/// Sets a file mode that is not the default, to check that the agent restores it.
 fn set_mode(node: &Node) {
     fs::set_permissions(node.net("10-net.conf"), PermissionsExt::from_mode(0o640)).unwrap();
 }
 
 #[test]
-fn a_converted_conf_is_restored_with_its_bytes_and_mode() {
+fn converted_conf_is_restored_with_its_bytes_and_mode() {
     for (others, conflist) in
         [(&[][..], "10-net.conflist"), (&["10-net.conflist"], "10-net.conf.conflist")]
     {
         let node = Node::uninstalling();
         node.write("10-net.conf", CONF);
         set_mode(&node);
-        others.iter().for_each(|name| node.write(name, CALICO));
+        for name in others {
+            node.write(name, CALICO);
+        }
         let before = node.tree();
         let mut agent = node.start_ready();
         // The runtime loads the first file in name order.
@@ -118,10 +121,12 @@ fn a_converted_conf_is_restored_with_its_bytes_and_mode() {
         assert_eq!(node.types(conflist), ["bridge", "linkerd-cni"]);
         assert!(others.iter().all(|name| node.chained(name)));
 
-        // The owners write their files again, as flannel's init container does at each start.
+        // The owners rewrite their files, as flannel's init container does at each start.
         for number in ["2e3", "1e3"] {
             node.write("10-net.conf", &CONF.replace("1e3", number));
-            others.iter().for_each(|name| node.write(name, CALICO));
+            for name in others {
+                node.write(name, CALICO);
+            }
             until("the new conf in its conflist", || {
                 !node.net("10-net.conf").exists()
                     && node.text(conflist).contains(number)
@@ -129,7 +134,7 @@ fn a_converted_conf_is_restored_with_its_bytes_and_mode() {
             });
         }
         agent.until_ready();
-        // The saved state outlives the agent.
+        // The next agent uses the saved state of the killed one.
         agent.kill();
         let state = fs::metadata(node.net(".linkerd-cni-state")).unwrap();
         assert_eq!(state.permissions().mode() & 0o7777, 0o600);
@@ -144,7 +149,7 @@ fn a_converted_conf_is_restored_with_its_bytes_and_mode() {
 fn extended_attributes_of_a_conf_are_copied_to_the_conflist_and_restored() {
     let node = Node::uninstalling();
     node.write("10-net.conf", CONF);
-    // Some file systems have only attributes that root can set.
+    // Some file systems support only `trusted` attributes, which need root.
     let attribute = ["user.owner", "trusted.owner"].into_iter().find(|attribute| {
         let path = node.net("10-net.conf");
         rustix::fs::setxattr(path, *attribute, b"cni", rustix::fs::XattrFlags::empty()).is_ok()
@@ -164,14 +169,15 @@ fn extended_attributes_of_a_conf_are_copied_to_the_conflist_and_restored() {
 }
 
 #[test]
-fn a_json_and_a_symbolic_link_are_replaced_by_conflists_and_restored() {
+fn json_file_and_symbolic_link_are_replaced_by_conflists_and_restored() {
     for is_link in [false, true] {
         let node = Node::uninstalling();
         let (real, link) = (node.root().join("real"), node.net("20-net.conflist"));
         fs::write(&real, CALICO).unwrap();
-        match is_link {
-            true => symlink("../real", link).unwrap(),
-            false => node.write("20-net.json", CONF),
+        if is_link {
+            symlink("../real", link).unwrap();
+        } else {
+            node.write("20-net.json", CONF);
         }
         let before = node.tree();
         let mut agent = node.start_ready();

@@ -1,4 +1,5 @@
-//! The plugin's credential: where it comes from, how it heals, and how many requests that takes.
+//! Tests the plugin's credential: how the agent gets it, renews it and repairs it, and how many
+//! requests that takes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,7 +18,8 @@ use crate::until::until;
 const CHECK: &str = "/api/v1/namespaces/linkerd-cni?";
 const REJECTED: &str = "rejected the token in the kubeconfig";
 
-fn with_life(seconds: u64) -> Scene {
+/// Starts an agent with an API server whose tokens are valid for this time.
+fn with_token_lifetime(seconds: u64) -> Scene {
     let api = Api::start();
     api.state().life = seconds;
     Scene::start_with(api, &[])
@@ -25,7 +27,7 @@ fn with_life(seconds: u64) -> Scene {
 
 #[test]
 fn plugin_token_is_requested_and_renewed_at_half_its_lifetime() {
-    let Scene { api, node, mut agent } = with_life(4);
+    let Scene { api, node, mut agent } = with_token_lifetime(4);
     for _ in 0..2 {
         let now = node.token();
         until("the next token", || node.token() != now);
@@ -46,7 +48,7 @@ fn plugin_token_is_requested_and_renewed_at_half_its_lifetime() {
 #[test]
 fn token_that_is_invalid_in_a_header_is_rejected_and_requested_again() {
     in_parallel(["two\nlines".to_owned(), "é".into(), "x".repeat(20_000)], |unusable| {
-        let Scene { api, node, mut agent } = with_life(4);
+        let Scene { api, node, mut agent } = with_token_lifetime(4);
         api.state().issued = Some(unusable.clone());
         until("the unusable token is rejected", || {
             let log = agent.log();
@@ -63,7 +65,7 @@ fn token_that_is_invalid_in_a_header_is_rejected_and_requested_again() {
 }
 
 #[test]
-fn a_failed_token_request_never_puts_the_agents_token_on_the_host() {
+fn agents_own_token_is_not_written_to_the_host_if_the_token_request_fails() {
     let failures = ["403", "404", "proxy", "500", "503", "429", "401", "silent", "down"];
     in_parallel(failures, |failure| {
         let api = Api::start();
@@ -95,7 +97,7 @@ fn a_failed_token_request_never_puts_the_agents_token_on_the_host() {
         }
         assert_eq!(node.text(LIST), CALICO, "{failure}");
         assert!(!node.net("kubeconfig.json").exists(), "{failure}");
-        assert_eq!(api.asked("GET", CHECK), 0, "{failure}: a node without token checks none");
+        assert_eq!(api.asked("GET", CHECK), 0, "{failure}: there is no token to check");
         let mut state = api.state();
         (state.silent, state.down, state.grant, state.proxy) = (false, false, 201, None);
         drop(state);
@@ -108,8 +110,8 @@ fn a_failed_token_request_never_puts_the_agents_token_on_the_host() {
 }
 
 #[test]
-fn expired_token_stays_in_the_kubeconfig_until_another_is_issued() {
-    let Scene { api, node, agent } = with_life(2);
+fn expired_token_remains_in_the_kubeconfig_until_a_new_one_is_issued() {
+    let Scene { api, node, agent } = with_token_lifetime(2);
     api.state().grant = 500;
     until("the reason", || agent.log().contains("could not be renewed"));
     let last = node.token();
@@ -124,7 +126,7 @@ fn expired_token_stays_in_the_kubeconfig_until_another_is_issued() {
     });
     assert_eq!(node.token(), last);
     api.state().grant = 201;
-    until("another", || node.token() != last);
+    until("a new token", || node.token() != last);
     assert_ne!(node.token(), "token-1");
 }
 
@@ -165,7 +167,7 @@ fn ready_names_a_rejected_token_until_it_is_replaced() {
     let api = Api::start();
     api.state().tokens.clear();
     let node = Node::with_api(&api);
-    // As with upstream's chart, the plugin has no account of its own.
+    // Like with upstream's chart, the plugin has no ServiceAccount of its own.
     let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "")]);
     let why = "the API server rejected the agent's own token (HTTP 401)";
     until("the reason", || agent.ready().1.contains(why));
@@ -174,7 +176,8 @@ fn ready_names_a_rejected_token_until_it_is_replaced() {
     node.rotate("token-2");
     agent.until_ready();
     agent.kill();
-    // An installed node keeps its plugin entry: otherwise meshed pods start without redirect rules.
+    // An installed node keeps its plugin entry. Without the entry, meshed pods would start without
+    // redirect rules.
     api.state().tokens.clear();
     let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "")]);
     until("the reason", || agent.ready().1.contains(REJECTED));
@@ -190,9 +193,9 @@ fn silent_api_server_does_not_delay_chaining_on_an_installed_node() {
     api.state().silent = true;
     let agent = node.start();
     let begin = Instant::now();
-    // Each request to this API server takes the agent 3 s: it may not wait for one.
-    for turn in 0..20 {
-        let text = CALICO.replace("1e3", &format!("{turn}e3"));
+    // Each request to this API server times out after 3 s. Chaining must not wait for a request.
+    for number in 0..20 {
+        let text = CALICO.replace("1e3", &format!("{number}e3"));
         node.replace(&node.net(LIST), text.as_bytes());
         until("the entry", || node.chained(LIST));
     }
@@ -203,7 +206,7 @@ fn silent_api_server_does_not_delay_chaining_on_an_installed_node() {
 }
 
 #[test]
-fn a_new_certificate_authority_reaches_the_kubeconfig() {
+fn agent_adopts_a_new_certificate_authority() {
     let Scene { api, node, mut agent } = Scene::start(&[]);
     api.present(Identity::of_localhost());
     api.state().tokens.retain(|token| token == "token-1");
@@ -217,14 +220,15 @@ fn a_new_certificate_authority_reaches_the_kubeconfig() {
 }
 
 #[test]
-fn a_fifo_or_a_huge_file_at_the_kubeconfigs_path_is_replaced() {
+fn fifo_or_huge_file_at_the_path_of_the_kubeconfig_is_replaced() {
     for is_fifo in [true, false] {
         let api = Api::start();
         let node = Node::with_api(&api);
         let path = node.net("kubeconfig.json");
-        match is_fifo {
-            true => nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
-            false => fs::File::create(&path).unwrap().set_len(64 << 20).unwrap(),
+        if is_fifo {
+            nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        } else {
+            fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
         }
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         let mut agent = node.start_ready();
@@ -234,7 +238,7 @@ fn a_fifo_or_a_huge_file_at_the_kubeconfigs_path_is_replaced() {
 }
 
 #[test]
-fn idle_agent_sends_no_request_after_those_of_its_start() {
+fn idle_agent_sends_no_requests_after_its_start() {
     let Scene { api, node, mut agent } = Scene::start(&[("LINKERD_CNI_NODE_NAME", "node-1")]);
     let token = "POST /api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin/token";
     let check = "GET /api/v1/namespaces/linkerd-cni?resourceVersion=0";
@@ -242,12 +246,12 @@ fn idle_agent_sends_no_request_after_those_of_its_start() {
         "GET /api/v1/namespaces/linkerd-cni/pods?fieldSelector=metadata%2Ename%3Dlinkerd%2Dcni%2Dx";
     let list = &format!("{pod}&resourceVersion=0");
     let watch = &format!("{pod}&watch=true&allowWatchBookmarks=true");
-    // Records of other failures, and other programs' changes, are no reason to ask.
+    // Neither plugin records of other failures nor changes by other programs cause requests.
     crate::records::report_unreachable(&node);
     node.rewrite_calico();
     agent.until_ready();
     thread::sleep(Duration::from_secs(10));
-    // The times of the watch are left out, because they are random.
+    // Cut off the timeout of the watch, because it is random.
     let requests = || {
         let requests = api.requests().into_iter();
         let mut requests: Vec<_> =
@@ -256,13 +260,13 @@ fn idle_agent_sends_no_request_after_those_of_its_start() {
         requests
     };
     assert_eq!(requests(), [list, watch, check, token]);
-    // The bin dir of this node is empty.
+    // Ignore the warning that the bin dir has no plugins of the primary CNI.
     let mut warnings = agent.log().lines().filter(|line| line.contains("WARN")).count();
     warnings -= agent.log().matches("WARN CNI directories: ").count();
     assert_eq!(warnings, 0, "{}", agent.log());
     assert_eq!(agent.stop(), Some(0));
 
-    // The next agent takes over the token.
+    // The next agent uses the same token.
     api.state().requests.clear();
     let _agent = node.start_ready();
     thread::sleep(Duration::from_secs(2));
@@ -275,11 +279,11 @@ fn failed_token_check_is_repeated_and_the_node_stays_ready() {
     api.state().namespace = Some((503, json!({"message": "overloaded"})));
     let asked = api.asked("GET", CHECK);
     report_rejection(&node);
-    until("two more tries", || api.asked("GET", CHECK) >= asked + 3);
+    until("two retries", || api.asked("GET", CHECK) >= asked + 3);
     assert_eq!(agent.ready().0, 200, "{:?}", agent.ready());
     let says = "WARN kubeconfig token: cannot check the token in the kubeconfig: ";
     assert_eq!(agent.log().matches(says).count(), 1, "{}", agent.log());
     api.state().namespace = None;
-    until("an answer", || agent.log().contains("kubeconfig token: resolved"));
+    until("a response", || agent.log().contains("kubeconfig token: resolved"));
     agent.until_ready();
 }

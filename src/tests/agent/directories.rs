@@ -1,4 +1,5 @@
-//! Directories that do not look like the node's.
+//! Tests directories that may be the wrong ones, because they lack plugins of the primary CNI or
+//! are behind links.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,15 +10,15 @@ use crate::until::until;
 const REQUIRE: (&str, &str) = ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true");
 
 #[test]
-fn a_bin_dir_without_plugins_of_the_primary_cni_causes_only_a_warning() {
+fn bin_dir_without_plugins_of_the_primary_cni_causes_only_a_warning() {
     let node = Node::with_calico();
     let agent = node.start_ready();
-    let doubt = "CNI directories: 10-calico.conflist names the plugins calico, portmap";
-    for text in [doubt, "set the chart's platform or destCNIBinDir"] {
+    let warning = "CNI directories: 10-calico.conflist names the plugins calico, portmap";
+    for text in [warning, "set the chart's platform or destCNIBinDir"] {
         assert_eq!(agent.log().matches(text).count(), 1, "{}", agent.log());
     }
     fs::write(node.bin("portmap"), "").unwrap();
-    until("the log says so", || agent.log().contains("CNI directories: resolved"));
+    until("the warning is resolved", || agent.log().contains("CNI directories: resolved"));
 }
 
 #[test]
@@ -34,7 +35,7 @@ fn require_network_plugins_delays_chaining_until_the_bin_dir_has_plugins() {
     assert!(node.chained(LIST));
     // Plugins that are removed later do not prevent chaining.
     fs::remove_file(node.bin("portmap")).unwrap();
-    until("the doubt", || agent.log().contains("CNI directories: 10-calico"));
+    until("the warning", || agent.log().contains("CNI directories: 10-calico"));
     node.rewrite_calico();
     agent.until_ready();
 }
@@ -42,8 +43,8 @@ fn require_network_plugins_delays_chaining_until_the_bin_dir_has_plugins() {
 #[test]
 fn require_network_plugins_prevents_chaining_behind_an_unreadable_config() {
     let node = Node::with_calico();
-    let away = node.net("05-link.conflist");
-    symlink("/no/such/network.conflist", &away).unwrap();
+    let link = node.net("05-link.conflist");
+    symlink("/no/such/network.conflist", &link).unwrap();
     let mut agent = node.start_with(&[REQUIRE]);
     until("the reason", || {
         let why = agent.ready().1;
@@ -54,13 +55,14 @@ fn require_network_plugins_prevents_chaining_behind_an_unreadable_config() {
     assert_eq!(node.text(LIST), CALICO);
     fs::write(node.bin("portmap"), "").unwrap();
     until("the entry", || node.chained(LIST));
-    fs::remove_file(&away).unwrap();
+    fs::remove_file(&link).unwrap();
     agent.until_ready();
 }
 
-/// k3s sets the link `current`, which is absolute, to the directory of the version that starts.
+/// In the path of k3s's bin dir, `current` is an absolute link to the directory of the running
+/// version. k3s changes the link when another version starts.
 #[test]
-fn an_absolute_link_on_the_way_to_the_bin_dir_is_followed_as_on_the_node() {
+fn absolute_link_in_the_path_of_the_bin_dir_is_followed_below_the_host_root() {
     let node = Node::uninstalling_with_calico();
     let data = node.root().join("data");
     for version in ["one", "two"] {
@@ -75,7 +77,7 @@ fn an_absolute_link_on_the_way_to_the_bin_dir_is_followed_as_on_the_node() {
     let moved = "/data/current/bin leads to another directory of the node than at the start";
     until(moved, || agent.get("/live").0 == 500 && agent.ready().1.contains(moved));
     assert!(!data.join("two/bin/linkerd-cni").exists());
-    // The kubelet restarts the container, in the same pod.
+    // The failed liveness probe makes the kubelet restart the container in the same pod.
     agent.kill();
     let mut agent = node.start_ready_with(&vars);
     assert!(data.join("two/bin/linkerd-cni").exists(), "{}", agent.log());
@@ -85,10 +87,10 @@ fn an_absolute_link_on_the_way_to_the_bin_dir_is_followed_as_on_the_node() {
     assert_eq!(node.text(LIST), CALICO);
 }
 
-/// Upstream's agent was killed, or still runs beside the new agent (`maxSurge`), on a node whose
-/// runtime has several plugin directories.
+/// The bin dir has no plugin of the primary CNI, because the runtime uses several bin dirs. But
+/// upstream's agent has installed its plugin there, so this dir works.
 #[test]
-fn an_upgrade_is_chained_in_a_bin_dir_that_already_works() {
+fn require_network_plugins_accepts_the_bin_dir_of_an_earlier_agent() {
     let node = Node::uninstalling_with_calico();
     node.install();
     fs::write(node.bin("linkerd-cni"), "upstream's plugin").unwrap();
@@ -103,7 +105,7 @@ fn an_upgrade_is_chained_in_a_bin_dir_that_already_works() {
 }
 
 #[test]
-fn an_upgrade_to_a_bin_dir_without_plugins_does_not_chain() {
+fn require_network_plugins_rejects_a_new_bin_dir_without_plugins_on_upgrade() {
     let node = Node::with_calico();
     node.install();
     let chained = node.text(LIST);

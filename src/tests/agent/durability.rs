@@ -1,5 +1,5 @@
-//! Files that survive a power failure: the agent syncs each one before it gets its name, and the
-//! directory afterwards. No test can cut the power, so strace shows the calls.
+//! Tests that files survive a power failure: the agent syncs each file before renaming it, and the
+//! directory afterwards. A test cannot cut the power, so it traces the system calls with strace.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,11 @@ use crate::child::has_strace;
 use crate::node::{CONF, Node};
 use crate::operations::trace;
 
-/// Calls that write, sync, and change names. With -y, strace prints the path of each file
-/// descriptor.
+/// System calls that write, sync, rename or remove files.
 const CALLS: &str = "trace=write,copy_file_range,sendfile,ftruncate,fsync,fdatasync,rename,renameat,renameat2,link,\
                      linkat,symlink,symlinkat,unlink,unlinkat";
 
-/// One call that succeeded.
+/// A system call that succeeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Operation {
     Write(PathBuf),
@@ -22,7 +21,7 @@ enum Operation {
     Remove(PathBuf),
 }
 
-/// The paths of file descriptors in a line of strace, as in `fsync(7</tmp/x>) = 0`.
+/// Returns the paths of the file descriptors in a line of strace, such as `fsync(7</tmp/x>) = 0`.
 fn descriptors(line: &str) -> Vec<PathBuf> {
     let parts = line.split('<').skip(1);
     parts.filter_map(|part| Some(part.split_once('>')?.0.into())).collect()
@@ -44,7 +43,8 @@ fn operation(line: &str) -> Option<Operation> {
     })
 }
 
-/// The operations of an agent that installs and uninstalls, in order. All are of its main thread.
+/// Traces an agent that installs and uninstalls. Returns the operations of its main thread, in
+/// order.
 fn operations(node: &Node) -> Vec<Operation> {
     trace(node, CALLS).lines().filter_map(operation).collect()
 }
@@ -53,8 +53,8 @@ fn is_temporary(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "tmp")
 }
 
-/// The operations after one that changed a name, until the next one that does.
-fn until_next_name(after: &[Operation]) -> &[Operation] {
+/// Returns the operations up to the next one that renames or removes a file.
+fn until_next_rename(after: &[Operation]) -> &[Operation] {
     let next = after.iter().position(|one| match one {
         Operation::Name { .. } => true,
         Operation::Remove(path) => !is_temporary(path),
@@ -71,7 +71,7 @@ fn assert_durable(operations: &[Operation], index: usize, from: &Path, to: &Path
     let written = written.unwrap_or_else(|| panic!("{to:?} is not written: {operations:#?}"));
     let is_synced = before[written..].contains(&Operation::Sync(from.to_owned()));
     assert!(is_synced, "{to:?} gets its name before it is synced: {operations:#?}");
-    let is_synced = until_next_name(after).contains(&sync_of_directory(to));
+    let is_synced = until_next_rename(after).contains(&sync_of_directory(to));
     assert!(is_synced, "the directory of {to:?} is not synced: {operations:#?}");
 }
 
@@ -81,7 +81,8 @@ fn assert_removed(operations: &[Operation], index: usize, temporary: &Path) {
     let after = &operations[index + 1..];
     let removed = after.iter().position(|one| *one == Operation::Remove(temporary.to_owned()));
     let removed = removed.unwrap_or_else(|| panic!("{temporary:?} stays: {operations:#?}"));
-    let is_synced = until_next_name(&after[removed + 1..]).contains(&sync_of_directory(temporary));
+    let is_synced =
+        until_next_rename(&after[removed + 1..]).contains(&sync_of_directory(temporary));
     assert!(is_synced, "the directory of {temporary:?} is not synced: {operations:#?}");
 }
 
@@ -124,8 +125,8 @@ fn each_file_is_written_synced_renamed_and_its_directory_synced() {
     let wanted = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let all: BTreeSet<String> = wanted(&[&installed[..], &[restored]].concat());
     assert_eq!(named, all, "{operations:#?}");
-    // The conflist of the primary CNI gets its old content, and keeps its name.
-    let taken: BTreeSet<String> =
+    // The conflist of the primary CNI is restored, not removed.
+    let removable: BTreeSet<String> =
         all.into_iter().filter(|name| name != "etc/10-calico.conflist").collect();
-    assert_eq!(removed, taken, "{operations:#?}");
+    assert_eq!(removed, removable, "{operations:#?}");
 }

@@ -1,5 +1,5 @@
-//! Other agents and programs beside an agent of each chain mode. One table of modes for all of
-//! them.
+//! Tests each chain mode together with other agents and installers. All tests use the same table of
+//! modes.
 
 use std::fs;
 use std::thread;
@@ -18,8 +18,8 @@ use crate::upstream::{self, KUBECONFIG, until_yielding};
 const WRITES: &str = "linkerd_cni_agent_conflist_writes_total";
 const OVERWRITTEN: &str = "keeps being overwritten";
 
-/// A node with `10-calico.conflist` and `20-net.conf`. Its agents have the chart's plugin entry,
-/// and uninstall when they are stopped.
+/// Creates a node with `10-calico.conflist` and `20-net.conf`. Its agents use the chart's plugin
+/// entry, and uninstall when they are stopped.
 fn node() -> Node {
     let mut node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
@@ -29,7 +29,7 @@ fn node() -> Node {
     node
 }
 
-/// A ready agent that has chained the plugin to all `files` of its mode.
+/// Starts an agent, and waits until it is ready and has written the plugin entry to `files`.
 fn start(node: &Node, vars: Vars, files: &[&str]) -> Agent {
     let mut agent = node.start_ready_with(vars);
     until("the files of the mode", || configs_with(node, "agent-namespace") == files);
@@ -45,7 +45,7 @@ fn assert_uninstalls(node: &Node, agent: &mut Agent) {
 }
 
 #[test]
-fn an_agent_of_each_mode_is_ready_beside_upstreams_and_replaces_it() {
+fn agent_of_each_mode_waits_for_upstreams_agent_and_then_replaces_its_entries() {
     let cases = MODES.iter().flat_map(|mode| [(mode, false), (mode, true)]);
     in_parallel(cases, |((vars, files), is_killed)| {
         let node = node();
@@ -54,13 +54,14 @@ fn an_agent_of_each_mode_is_ready_beside_upstreams_and_replaces_it() {
         until_yielding(&agent);
         let writes = agent.metric(WRITES);
         thread::sleep(Duration::from_secs(1));
-        // From time to time the agent looks whether upstream's agent still runs.
+        // The agent may write each file once more, to detect whether upstream's agent still runs.
         assert!(agent.metric(WRITES) <= writes + files.len() as f64, "{}", agent.log());
         until_yielding(&agent);
         assert!(!agent.log().contains(OVERWRITTEN), "{}", agent.log());
-        match is_killed {
-            true => upstream.kill(),
-            false => drop(upstream),
+        if is_killed {
+            upstream.kill();
+        } else {
+            drop(upstream);
         }
         until("the agent's entries", || configs_with(&node, "agent-namespace") == *files);
         agent.until_ready();
@@ -73,7 +74,7 @@ fn an_agent_of_each_mode_is_ready_beside_upstreams_and_replaces_it() {
 
 /// Istio's installer appends its plugin to the active conflist.
 #[test]
-fn an_agent_of_each_mode_is_ready_beside_istios_installer() {
+fn agent_of_each_mode_is_ready_beside_istios_installer() {
     in_parallel(MODES, |(vars, files)| {
         let node = node();
         let mut agent = start(&node, vars, files);
@@ -91,7 +92,7 @@ fn an_agent_of_each_mode_is_ready_beside_istios_installer() {
     });
 }
 
-/// Removes the plugin entry, or the standalone config, as a program that owns the files would.
+/// Removes the plugin entry or the standalone config, as another program might.
 fn remove_entry(node: &Node, name: &str) {
     if name == STANDALONE {
         let _ = fs::remove_file(node.net(name));
@@ -102,20 +103,24 @@ fn remove_entry(node: &Node, name: &str) {
 }
 
 #[test]
-fn a_program_that_removes_the_plugin_entry_is_contention_in_each_mode() {
+fn agent_of_each_mode_reports_contention_with_a_program_that_removes_its_entry() {
     in_parallel(MODES, |(vars, files)| {
         let node = node();
         let mut agent = start(&node, vars, files);
-        let remove = || files.iter().for_each(|name| remove_entry(&node, name));
-        until("the contention is named", || {
-            remove();
+        let remove_entries = || {
+            for name in files {
+                remove_entry(&node, name);
+            }
+        };
+        until("the contention is reported", || {
+            remove_entries();
             let (status, why) = agent.ready();
             let is_named = |name: &&str| why.contains(&format!("{name} {OVERWRITTEN}"));
             status == 500 && files.iter().all(is_named)
         });
         let (begin, writes) = (Instant::now(), agent.metric(WRITES));
         while begin.elapsed() < Duration::from_secs(2) {
-            remove();
+            remove_entries();
             thread::sleep(Duration::from_millis(2));
         }
         assert!(agent.metric(WRITES) <= writes + files.len() as f64, "{}", agent.log());
@@ -139,7 +144,7 @@ fn older_agent_of_each_mode_yields_and_takes_over_from_the_newer_one() {
         let is_right =
             || ["linkerd-cni", "5143"].iter().all(|text| configs_with(&node, text) == *expected);
         until("only the newer agent's entries", is_right);
-        // Both agents have looked at the last write by now.
+        // Both agents have reconciled after the last write. From now on neither may write.
         let files = node.tree();
         for _ in 0..500 {
             assert!(is_right(), "{}", old.log());

@@ -1,5 +1,5 @@
-//! `cniConfFileName`: the agent chains the plugin to one network config, and removes from the
-//! others only the plugin entries that an agent of this project wrote.
+//! Tests `cniConfFileName`. The agent chains the plugin to one network config. From the others, it
+//! removes only plugin entries that an agent of this project wrote.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,13 +15,13 @@ use crate::upstream::{self, KUBECONFIG, until_yielding};
 const NAMED: &str = "20-calico.conflist";
 const WRITES: &str = "linkerd_cni_agent_conflist_writes_total";
 
-/// The template as this project's chart renders it.
+/// Returns the template as this project's chart renders it.
 fn chart_template() -> String {
     TEMPLATE.replace("4143", "4143, \"agent-namespace\": \"linkerd-cni\"")
 }
 
-/// A node with the configs [`LIST`], which is active, and [`NAMED`]. Its agents uninstall when they
-/// are stopped.
+/// Creates a node with the network configs [`LIST`], which is active, and [`NAMED`]. Its agents
+/// uninstall when they are stopped.
 fn node() -> Node {
     prepared(Node::uninstalling_with_calico())
 }
@@ -37,7 +37,7 @@ fn start_with_named(node: &Node, name: &str) -> Agent {
     node.start_with(&[("LINKERD_CNI_CONF_NAME", name)])
 }
 
-/// Asserts that the agent reconciles some times, and does not write the network config `name`.
+/// Asserts that the agent does not write the network config `name` during several reconcile passes.
 fn assert_untouched(node: &Node, agent: &Agent, name: &str) {
     let passes = || agent.metric("linkerd_cni_agent_reconcile_total");
     let (text, inode, first) = (node.text(name), node.inode(name), passes());
@@ -47,9 +47,9 @@ fn assert_untouched(node: &Node, agent: &Agent, name: &str) {
     assert!(!log.contains("overwritten") && !log.contains("removed the plugin entry"), "{log}");
 }
 
-/// An agent with [`NAMED`] that is ready beside an upstream agent, which has its entry in both
-/// configs.
-fn beside_upstream(node: &Node) -> (UpstreamAgent, Agent) {
+/// Starts an upstream agent, which writes its entry to both configs. Then starts an agent with
+/// `cniConfFileName` set to [`NAMED`], and waits until it is ready.
+fn start_beside_upstream(node: &Node) -> (UpstreamAgent, Agent) {
     let upstream = upstream::start(node, KUBECONFIG);
     let agent = start_with_named(node, NAMED);
     until_yielding(&agent);
@@ -60,9 +60,9 @@ fn beside_upstream(node: &Node) -> (UpstreamAgent, Agent) {
 }
 
 #[test]
-fn an_upstream_agents_entry_in_an_unnamed_config_is_no_contention() {
+fn upstream_agents_entry_in_an_unnamed_config_is_not_contention() {
     let node = node();
-    let (upstream, mut agent) = beside_upstream(&node);
+    let (upstream, mut agent) = start_beside_upstream(&node);
     assert_untouched(&node, &agent, LIST);
     assert_eq!(agent.ready().0, 200, "{}", agent.log());
     // Upstream's agent uninstalls, and removes its entries itself.
@@ -73,22 +73,22 @@ fn an_upstream_agents_entry_in_an_unnamed_config_is_no_contention() {
 }
 
 #[test]
-fn a_killed_upstream_agents_entry_is_replaced_only_in_the_named_config() {
+fn entry_of_a_killed_upstream_agent_is_replaced_only_in_the_named_config() {
     let api = Api::start();
     let node = prepared(Node::with_api(&api));
-    let (upstream, mut agent) = beside_upstream(&node);
+    let (upstream, mut agent) = start_beside_upstream(&node);
     upstream.kill();
     until("the agent's entry", || node.text(NAMED).contains("agent-namespace"));
     agent.until_ready();
-    until("the end of yielding", || !agent.ready().1.contains("an upstream agent runs"));
+    until("no upstream agent is reported", || !agent.ready().1.contains("an upstream agent runs"));
     assert_untouched(&node, &agent, LIST);
     assert_eq!(node.text(LIST), upstream::list());
     assert!(node.text(NAMED).contains("agent-namespace"));
     // The runtime uses the entry that upstream's agent left in the active config.
     let log = agent.log();
     assert!(log.contains("with the plugin entry in 10-calico.conflist, which another"), "{log}");
-    // The DaemonSet exists. The next agent finds this agent's kubeconfig, and not that of
-    // upstream's agent.
+    // The DaemonSet exists, so the agent leaves its kubeconfig in place, and does not restore that
+    // of upstream's agent.
     let kubeconfig = node.text("kubeconfig.json");
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert_eq!(node.text("kubeconfig.json"), kubeconfig, "{}", agent.log());
@@ -96,7 +96,7 @@ fn a_killed_upstream_agents_entry_is_replaced_only_in_the_named_config() {
 }
 
 #[test]
-fn entries_in_other_configs_stay_while_the_named_config_is_missing() {
+fn entries_in_other_configs_are_kept_while_the_named_config_is_missing() {
     let node = node();
     upstream::start(&node, KUBECONFIG).kill();
     let agent = start_with_named(&node, "30-net.conf");
@@ -106,12 +106,12 @@ fn entries_in_other_configs_stay_while_the_named_config_is_missing() {
 }
 
 #[test]
-fn an_upgrade_to_a_named_config_removes_entries_from_the_others() {
+fn entries_in_other_configs_are_removed_when_a_config_is_named_on_upgrade() {
     let node = node();
     node.write("30-net.conf", CONF);
     let before = node.tree();
     node.install();
-    // Entries of other values are of earlier agents, too.
+    // An entry with different values was written by an earlier agent, and is removed, too.
     let template = chart_template().replace("4143", "5143");
     let vars = [("LINKERD_CNI_CONF_NAME", NAMED), ("CNI_NETWORK_CONFIG", &*template)];
     let mut agent = node.start_ready_with(&vars);
@@ -124,7 +124,7 @@ fn an_upgrade_to_a_named_config_removes_entries_from_the_others() {
 }
 
 #[test]
-fn a_manual_entry_in_an_unnamed_config_stays_until_uninstall() {
+fn manual_entry_in_an_unnamed_config_is_removed_only_by_uninstall() {
     let node = node();
     let before = node.tree();
     let mut agent = start_with_named(&node, NAMED);
@@ -134,12 +134,12 @@ fn a_manual_entry_in_an_unnamed_config_stays_until_uninstall() {
     node.write(LIST, &edited);
     assert_untouched(&node, &agent, LIST);
     assert_eq!((node.text(LIST), agent.ready().0), (edited, 200), "{}", agent.log());
-    // Plugin binary and kubeconfig are removed, so no network config may name the plugin.
+    // Uninstall removes plugin binary and kubeconfig, so no network config may name the plugin.
     node.assert_restored(&mut agent, &before);
 }
 
 #[test]
-fn a_writer_that_restores_an_earlier_agents_entry_is_contention() {
+fn program_that_restores_the_entry_of_an_earlier_agent_is_contention() {
     let node = node();
     node.install();
     let chained = node.text(LIST);

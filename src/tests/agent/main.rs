@@ -1,4 +1,4 @@
-//! The built agent on a temporary host tree.
+//! Tests of the agent program. They run it on a temporary directory that stands for the host.
 
 // Clippy's exemptions for tests do not apply to helpers of tests.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
@@ -7,8 +7,9 @@ mod agent;
 mod agent_with_api;
 mod api;
 mod api_name;
-/// The fault catalogue: each test causes one fault and captures what `docs/maintainers/faults.md`
-/// quotes. Faults that only a cluster can show are in `src/tests/cluster/catalogue`.
+/// The fault catalogue. Each test causes one fault and captures the texts that
+/// `docs/maintainers/faults.md` quotes. Faults that need a cluster are in
+/// `src/tests/cluster/catalogue`.
 mod catalogue {
     mod calls;
     mod chart;
@@ -97,7 +98,7 @@ fn agent_installs_binary_kubeconfig_and_entry_and_uninstalls_on_sigterm() {
 }
 
 #[test]
-fn a_rotated_token_reaches_the_kubeconfig_and_nothing_else_is_written() {
+fn rotated_token_is_written_only_to_the_kubeconfig() {
     let node = Node::with_calico();
     let mut agent = node.start_ready();
     let list = node.inode(LIST);
@@ -113,7 +114,7 @@ fn a_rotated_token_reaches_the_kubeconfig_and_nothing_else_is_written() {
 fn agent_restores_deleted_and_damaged_files() {
     let node = Node::with_calico();
     let mut agent = node.start_ready();
-    for round in 0..3 {
+    for attempt in 0..3 {
         fs::remove_file(node.bin("linkerd-cni")).unwrap();
         until("the binary", || node.bin("linkerd-cni").exists());
         fs::remove_file(node.net("kubeconfig.json")).unwrap();
@@ -122,9 +123,9 @@ fn agent_restores_deleted_and_damaged_files() {
         until("the kubeconfig's mode", || {
             fs::metadata(node.net("kubeconfig.json")).is_ok_and(|file| file.mode() & 0o777 == 0o600)
         });
-        // The binary is damaged and has the same length. Another program removes the plugin entry.
+        // Damage the binary without changing its length, and remove the plugin entry.
         let mut damaged = node::PLUGIN.to_vec();
-        damaged[round] ^= 1;
+        damaged[attempt] ^= 1;
         node.replace(&node.bin("linkerd-cni"), &damaged);
         until("the right binary", || node.has_own_binary());
         node.rewrite_calico();
@@ -146,8 +147,8 @@ fn ready_names_each_problem_and_recovers() {
     node.write(LIST, CALICO);
     agent.until_ready();
 
-    // Problems that the agent cannot correct stay visible: a missing token, and another network
-    // config that sorts first.
+    // The agent keeps reporting problems that it cannot correct: a missing token, and another
+    // network config that sorts first.
     fs::rename(node.sa(), node.root().join("away")).unwrap();
     until_not_ready(&agent, "kubeconfig: cannot read");
     fs::rename(node.root().join("away"), node.sa()).unwrap();
@@ -173,17 +174,17 @@ fn ready_names_each_problem_and_recovers() {
 }
 
 #[test]
-fn agent_chains_only_once_missing_files_have_appeared() {
-    type TakeAway = fn(&Node);
-    let missing: [(&str, TakeAway); 4] = [
+fn agent_chains_the_plugin_only_after_missing_files_appear() {
+    type Remove = fn(&Node);
+    let missing: [(&str, Remove); 4] = [
         ("token", |node| fs::rename(node.sa().join("token"), node.sa().join("t")).unwrap()),
         ("ca.crt", |node| fs::rename(node.sa().join("ca.crt"), node.sa().join("t")).unwrap()),
         ("bin", |node| fs::remove_dir(node.root().join("bin")).unwrap()),
         ("is empty", |node| node.rotate(" \n")),
     ];
-    for (what, take_away) in missing {
+    for (what, remove) in missing {
         let node = Node::with_calico();
-        take_away(&node);
+        remove(&node);
         let mut agent = node.start();
         until(what, || agent.ready().1.contains(what));
         assert_eq!(node.text(LIST), CALICO, "{what}");
@@ -193,10 +194,10 @@ fn agent_chains_only_once_missing_files_have_appeared() {
             name => fs::rename(node.sa().join("t"), node.sa().join(name)).unwrap(),
         }
         agent.until_ready();
-        // The agent logs the problem once, although each pass finds it. (Other lines contain `bin`
-        // too.)
-        let said = agent.log().matches(what).count();
-        assert!(said == 1 || what == "bin", "{what}: {}", agent.log());
+        // The agent logs the problem once, although each pass finds it. Other log lines also
+        // contain `bin`, so they cannot be counted.
+        let lines = agent.log().matches(what).count();
+        assert!(lines == 1 || what == "bin", "{what}: {}", agent.log());
         assert_eq!(agent.stop(), Some(0));
     }
     for (name, row) in table::rows_of::<InvalidSetting>(include_str!("invalid.yaml"), "waits") {
@@ -228,7 +229,7 @@ impl InvalidSetting {
 }
 
 #[test]
-fn invalid_entry_template_or_setting_ends_the_agent_with_the_reason() {
+fn agent_exits_with_the_reason_if_template_or_setting_is_invalid() {
     let node = Node::with_calico();
     let before = node.tree();
     for (name, row) in table::rows_of::<InvalidSetting>(include_str!("invalid.yaml"), "ends") {

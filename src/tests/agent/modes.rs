@@ -1,4 +1,4 @@
-//! The chain modes: one named file and a standalone config; and the plugin entry in each.
+//! Tests the chain modes: chained to every config, chained to one named config, and standalone.
 
 use std::fs;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ const ONLY: Vars = &[("LINKERD_CNI_CONF_NAME", "20-net.conf")];
 const ALONE: Vars = &[("LINKERD_CNI_CHAINED", "false")];
 pub const STANDALONE: &str = "linkerd-cni.conf";
 
-/// The chain modes, and the files that have the plugin entry on a node with `10-calico.conflist`
-/// and `20-net.conf`.
+/// The chain modes. The second element lists the files with the plugin entry, on a node with
+/// `10-calico.conflist` and `20-net.conf`.
 pub const MODES: [(Vars, &[&str]); 3] =
     [(&[], &[LIST, "20-net.conflist"]), (ONLY, &["20-net.conflist"]), (ALONE, &[STANDALONE])];
 
-/// Names of the network configs in which `text` occurs.
+/// Returns the names of the network configs that contain `text`.
 pub fn configs_with(node: &Node, text: &str) -> Vec<String> {
     let entries = fs::read_dir(node.net("")).unwrap().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
@@ -36,7 +36,7 @@ pub fn configs_with(node: &Node, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn agent_waits_for_the_named_config_and_chains_no_other() {
+fn agent_waits_for_the_named_config_and_changes_no_other() {
     let node = Node::uninstalling_with_calico();
     let mut agent = node.start_with(ONLY);
     until("the reason", || {
@@ -50,7 +50,7 @@ fn agent_waits_for_the_named_config_and_chains_no_other() {
     agent.until_ready();
     assert_eq!(node.types("20-net.conflist"), ["bridge", "linkerd-cni"]);
     assert!(!node.net("20-net.conf").exists());
-    // A pass finds it, which may follow the readiness.
+    // The agent may become ready before a pass reports this.
     until("the warning", || {
         agent
             .log()
@@ -78,12 +78,12 @@ fn agent_restores_and_uninstalls_a_standalone_config() {
     let whole = node.text(STANDALONE);
     for damaged in ["", "{\"type\":\"linkerd-cni\"}"] {
         node.write(STANDALONE, damaged);
-        until("it is whole again", || node.text(STANDALONE) == whole);
+        until("the damaged file is restored", || node.text(STANDALONE) == whole);
     }
     fs::remove_file(node.net(STANDALONE)).unwrap();
-    until("it is there again", || node.text(STANDALONE) == whole);
+    until("the deleted file is restored", || node.text(STANDALONE) == whole);
     agent.until_ready();
-    // The next agent adopts the file and does not write it.
+    // The next agent adopts the file without rewriting it.
     agent.kill();
     let inode = node.inode(STANDALONE);
     let mut agent = node.start_ready_with(ALONE);
@@ -92,7 +92,7 @@ fn agent_restores_and_uninstalls_a_standalone_config() {
 }
 
 #[test]
-fn a_standalone_file_with_the_name_of_a_leftover_is_adopted() {
+fn standalone_config_with_the_name_of_upstreams_leftover_is_adopted() {
     let node = Node::uninstalling_with_calico();
     let before = node.tree();
     let name = "01-linkerd-cni.conf";
@@ -109,18 +109,18 @@ fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
     let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
-    for (from, in_first) in MODES {
-        for (to, in_second) in MODES {
+    for (from, old_files) in MODES {
+        for (to, new_files) in MODES {
             let mut agent = node.start_ready_with(from);
-            until("the first mode", || configs_with(&node, "linkerd-cni") == in_first);
+            until("the first mode", || configs_with(&node, "linkerd-cni") == old_files);
             agent.kill();
-            // The agent is killed at some point of the change.
+            // Kill the next agent in the middle of the change.
             let mut agent = node.start_with(to);
             thread::sleep(Duration::from_millis(5));
             agent.kill();
             node.assert_not_stranded();
             let mut agent = node.start_ready_with(to);
-            until("the second mode", || configs_with(&node, "linkerd-cni") == in_second);
+            until("the second mode", || configs_with(&node, "linkerd-cni") == new_files);
             agent.until_ready();
             node.assert_not_stranded();
             node.assert_restored(&mut agent, &before);
@@ -129,19 +129,19 @@ fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
 }
 
 #[test]
-fn a_change_between_chained_and_standalone_never_removes_the_plugin() {
+fn change_between_chained_and_standalone_never_removes_the_plugin() {
     let node = Arc::new(Node::with_calico());
     node.install();
     let read = Arc::clone(&node);
     let reader = Repeated::start(Duration::ZERO, 0, move |reads| {
-        // A runtime opens one of the two files. If the first look misses a file that is written at
-        // that moment, the second look finds it.
-        let chained = || read.net(STANDALONE).exists() || read.chained(LIST);
-        assert!(chained() || chained(), "read {reads}");
+        // A runtime opens one of the two files. The first check may miss a file that is written at
+        // this moment, so check twice.
+        let is_installed = || read.net(STANDALONE).exists() || read.chained(LIST);
+        assert!(is_installed() || is_installed(), "read {reads}");
         *reads += 1;
     });
-    for round in 0..8 {
-        let mut agent = node.start_ready_with([ALONE, &[]][round % 2]);
+    for change in 0..8 {
+        let mut agent = node.start_ready_with([ALONE, &[]][change % 2]);
         until("the other mode's entry is removed", || {
             node.chained(LIST) != node.net(STANDALONE).exists()
         });
@@ -150,26 +150,26 @@ fn a_change_between_chained_and_standalone_never_removes_the_plugin() {
     assert!(reader.finish() > 8);
 }
 
-/// Kills at random moments, while another thread reads the node's files as a runtime does. Those at
-/// each system call are in `faults`.
+/// Kills agents at random times, while another thread reads the node's files like a runtime. The
+/// tests in `faults` kill the agent at each system call.
 #[test]
-fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
+fn kill_at_any_time_never_strands_the_node_in_any_mode() {
     in_parallel([(&[][..], 60), (ALONE, 40), (ONLY, 40)], |(vars, kills)| {
         let node = Arc::new(Node::uninstalling_with_calico());
         node.write("20-net.conf", CONF);
         let before = node.tree();
         let read = Arc::clone(&node);
         let reader = Repeated::start(Duration::ZERO, (), move |()| read.assert_not_stranded());
-        for round in 0..kills {
+        for kill in 0..kills {
             let mut agent = node.start_with(vars);
-            thread::sleep(Duration::from_micros(700 * (round % 20)));
-            if round >= kills / 2 {
+            thread::sleep(Duration::from_micros(700 * (kill % 20)));
+            if kill >= kills / 2 {
                 agent.signal(Signal::SIGTERM);
                 agent.until_uninstalling();
-                thread::sleep(Duration::from_micros(300 * (round % 20)));
+                thread::sleep(Duration::from_micros(300 * (kill % 20)));
             } else if vars.is_empty() {
                 node.replace(&node.net(LIST), CALICO.as_bytes());
-                thread::sleep(Duration::from_micros(300 * (round % 20)));
+                thread::sleep(Duration::from_micros(300 * (kill % 20)));
             }
             agent.kill();
             node.assert_not_stranded();
@@ -181,7 +181,7 @@ fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
 }
 
 #[test]
-fn each_mode_installs_three_files_with_the_templates_keys() {
+fn each_mode_writes_exactly_the_keys_of_the_template() {
     let template = upstream_entry().to_string();
     for (mode, file) in [
         (("LINKERD_CNI_CHAINED", "true"), LIST),
@@ -194,7 +194,7 @@ fn each_mode_installs_three_files_with_the_templates_keys() {
         let mut entry = node.json(file);
         match entry.get_mut("plugins").and_then(|list| list.as_array_mut()?.pop()) {
             Some(last) => entry = last,
-            // The CNI version of the file itself.
+            // A standalone config has the CNI version beside the keys of the entry.
             None => assert!(entry.as_object_mut().unwrap().remove("cniVersion").is_some()),
         }
         assert_eq!(entry["kubernetes"]["kubeconfig"].take(), "etc/kubeconfig.json", "{mode:?}");
@@ -202,14 +202,15 @@ fn each_mode_installs_three_files_with_the_templates_keys() {
         expected["kubernetes"]["kubeconfig"].take();
         assert_eq!(entry, expected, "{mode:?}");
         let files = fs::read_dir(node.net("")).unwrap().count();
-        // Upstream has no other modes.
+        // Linkerd's tests accept at most three files in the net dir. Upstream has only the chained
+        // modes.
         assert!(files <= 3 || file != LIST, "{mode:?}: {files}");
         agent.kill();
     }
 }
 
 #[test]
-fn a_reformatted_entry_is_adopted_and_a_changed_entry_replaced() {
+fn reformatted_entry_is_kept_and_changed_entry_is_replaced() {
     let node = Node::with_calico();
     node.install();
     let (text, inode) = (node.text(LIST), node.inode(LIST));
@@ -221,7 +222,7 @@ fn a_reformatted_entry_is_adopted_and_a_changed_entry_replaced() {
         ("a reformatted entry", (&formatted, &formatted)),
         ("an entry with another key", (&with_key, &text)),
     ]) {
-        // In place, so that the inode shows whether the agent replaces the file.
+        // Write in place, so that the inode shows whether the agent replaces the file.
         node.write(LIST, content);
         node.install();
         until("the entry", || node.text(LIST) == *expected);

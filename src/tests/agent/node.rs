@@ -1,4 +1,4 @@
-//! A host as a temporary tree, and the agent on it.
+//! A temporary directory that stands for a host, and agents that run on it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,8 +16,8 @@ use crate::until::until;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd2-cni-install");
 
-/// Runs a program with the capabilities that the chart gives to the agent's container, and no
-/// others. Needs root.
+/// Command prefix that runs a program with exactly the capabilities that the chart grants to the
+/// agent's container. Needs root.
 pub const CAPABILITIES: [&str; 4] = [
     "setpriv",
     "--clear-groups",
@@ -25,7 +25,8 @@ pub const CAPABILITIES: [&str; 4] = [
     "--bounding-set=-all,+dac_override,+chown,+sys_admin,+net_admin",
 ];
 
-/// Stands for the plugin: a program that responds to VERSION, as long as a plugin binary.
+/// Content of the plugin binary in these tests: a script that responds to VERSION, padded to the
+/// size of a binary.
 pub const PLUGIN: &[u8] = &padded_script();
 
 const PLUGIN_SCRIPT: &[u8] = b"#!/bin/sh\necho '{\"supportedVersions\": [\"1.1.0\"]}'\nexit 0\n";
@@ -52,18 +53,19 @@ pub const CONF: &str =
 
 const NO_VARS: &[(&str, &str)] = &[];
 
-/// Names, modes and contents of files.
+/// Modes and contents of files, by name.
 pub type Tree = BTreeMap<String, (u32, Vec<u8>)>;
 
 pub struct Node {
     dir: tempfile::TempDir,
-    /// Variables of each agent, besides those of [`Node::set`]: without any, the API server cannot
-    /// be reached.
+    /// Environment variables of each agent, in addition to those of [`Node::set`]. If they do not
+    /// name an API server, the agent cannot reach one.
     pub vars: Vec<(&'static str, String)>,
 }
 
 impl Node {
-    /// Image, host directories and a service account as kubelet lays it out.
+    /// Creates the agent's image, the host's directories, and a token directory with the layout of
+    /// the kubelet's.
     pub fn new() -> Node {
         let dir = tempfile::tempdir().unwrap();
         let node = Node { dir, vars: Vec::new() };
@@ -91,8 +93,8 @@ impl Node {
         node
     }
 
-    /// A node whose DaemonSet is being deleted, so that every agent uninstalls when it is stopped,
-    /// also one that finds a predecessor's kubeconfig.
+    /// Creates a node whose DaemonSet is being deleted. Every agent on it uninstalls when it is
+    /// stopped, even if it finds the kubeconfig of an earlier agent.
     pub fn uninstalling() -> Node {
         let mut node = Node::new();
         let api = Api::start();
@@ -126,7 +128,7 @@ impl Node {
         self.root().join("sa")
     }
 
-    /// Takes a directory away with all in it, also while an agent still writes there.
+    /// Removes a directory and its contents. Retries while an agent still writes files there.
     pub fn remove_tree(&self, name: &str) {
         let path = self.root().join(name);
         until(&format!("{name} removed"), || {
@@ -135,34 +137,35 @@ impl Node {
         });
     }
 
-    /// Writes a file in place.
+    /// Writes a file without replacing its inode.
     pub fn write(&self, name: &str, text: &str) {
         fs::write(self.net(name), text).unwrap();
     }
 
-    /// Replaces a file by renaming another one over it, and keeps the mode.
+    /// Replaces a file by renaming a new one over it. Keeps the mode.
     pub fn replace(&self, path: &Path, bytes: &[u8]) {
-        let beside = path.with_extension("new");
-        fs::write(&beside, bytes).unwrap();
-        if let Ok(there) = fs::metadata(path) {
-            fs::set_permissions(&beside, there.permissions()).unwrap();
+        let temporary = path.with_extension("new");
+        fs::write(&temporary, bytes).unwrap();
+        if let Ok(existing) = fs::metadata(path) {
+            fs::set_permissions(&temporary, existing.permissions()).unwrap();
         }
-        fs::rename(beside, path).unwrap();
+        fs::rename(temporary, path).unwrap();
     }
 
+    /// Replaces the agent's token, and keeps the CA.
     pub fn rotate(&self, token: &str) {
         let ca = fs::read_to_string(self.sa().join("ca.crt")).unwrap_or_else(|_| "CA\n".into());
         self.swap(token, &ca);
     }
 
-    /// Mounts the CA of `api` into the agent's container, and keeps the token.
+    /// Replaces the CA with that of `api`, and keeps the token.
     pub fn use_api(&self, api: &Api) {
         let token = fs::read_to_string(self.sa().join("token")).unwrap();
         self.swap(token.trim(), &api.ca());
         fs::write(self.sa().join("namespace"), "linkerd-cni\n").unwrap();
     }
 
-    /// Swaps `..data`, as kubelet does.
+    /// Replaces token and CA by swapping the link `..data`, as the kubelet does.
     fn swap(&self, token: &str, ca: &str) {
         let dir = tempfile::Builder::new().prefix("..turn").tempdir_in(self.sa()).unwrap().keep();
         fs::write(dir.join("token"), format!("{token}\n")).unwrap();
@@ -224,7 +227,7 @@ impl Node {
         fs::metadata(self.net(name)).unwrap().ino()
     }
 
-    /// Names, modes and contents of the host's two directories.
+    /// Reads all files of the host's CNI bin dir and net dir.
     pub fn tree(&self) -> Tree {
         let mut tree = BTreeMap::new();
         for dir in ["bin", "etc"] {
@@ -245,14 +248,14 @@ impl Node {
         tree
     }
 
-    /// Stops the agent, and asserts that it leaves the host's directories as they were before.
+    /// Stops the agent, and asserts that it restores the host's directories to `before`.
     pub fn assert_restored(&self, agent: &mut Agent, before: &Tree) {
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
         assert_eq!(self.tree(), *before, "{}", agent.log());
     }
 
-    /// Asserts that binary and kubeconfig are there, whole, if a network config names the plugin.
-    /// As a runtime, it reads the config first. A config that has changed since does not count.
+    /// Asserts that binary and kubeconfig are complete if a network config names the plugin. Reads
+    /// the config first, like a container runtime. Ignores a config that changed during the check.
     pub fn assert_not_stranded(&self) {
         let networks = || -> Vec<String> {
             let entries = fs::read_dir(self.net("")).unwrap().flatten();
@@ -267,7 +270,7 @@ impl Node {
         assert!(networks().len() >= 2 || networks().len() >= 2);
     }
 
-    /// Returns which file is missing for a runtime that loads this text.
+    /// Returns what a runtime that loads this network config would miss: the file, or valid JSON.
     fn missing_for(&self, text: &str) -> Option<String> {
         if text.is_empty() {
             return None;
@@ -307,12 +310,12 @@ impl Node {
         agent
     }
 
-    /// An agent installs the plugin, and is killed.
+    /// Installs the plugin with an agent, and kills the agent.
     pub fn install(&self) {
         self.start_ready().kill();
     }
 
-    /// Starts the agent under strace, with this fault. The agent ends with strace.
+    /// Starts the agent under strace, which injects this fault. Killing strace kills the agent.
     pub fn start_with_fault(&self, fault: &str, vars: &[(&str, &str)]) -> Agent {
         let (call, _) = fault.split_once(':').unwrap();
         let strace = format!(
@@ -321,34 +324,36 @@ impl Node {
         self.start_under(&strace.split(' ').collect::<Vec<_>>(), &[], vars)
     }
 
-    /// Starts the agent with the capabilities that the chart's container has, if the test runs as
-    /// root.
+    /// Starts the agent. If the test runs as root, the agent has only the capabilities that the
+    /// chart grants.
     pub fn start_args(&self, args: &[&str], vars: &[(&str, &str)]) -> Agent {
-        match geteuid().is_root() {
-            true => self.start_under(&CAPABILITIES, args, vars),
-            false => self.start_under(&[], args, vars),
+        if geteuid().is_root() {
+            self.start_under(&CAPABILITIES, args, vars)
+        } else {
+            self.start_under(&[], args, vars)
         }
     }
 
-    /// Uninstalls as an administrator does, by the agent's command for it.
+    /// Uninstalls with the agent's subcommand, as an administrator does.
     pub fn uninstall(&self) {
         self.uninstall_ends_with(0);
     }
 
-    /// Runs the agent's command to uninstall, which has this exit status. Returns the log.
+    /// Runs the agent's subcommand `uninstall`, and asserts its exit status. Returns the log.
     pub fn uninstall_ends_with(&self, status: i32) -> String {
         let mut uninstall = self.start_args(&["uninstall"], &[]);
         assert_eq!(uninstall.wait(), Some(status), "{}", uninstall.log());
         uninstall.log()
     }
 
-    /// The primary CNI writes its network config, and the agent chains the plugin again.
+    /// Rewrites the network config like the primary CNI does. Waits until the agent has chained the
+    /// plugin again.
     pub fn rewrite_calico(&self) {
         self.replace(&self.net(LIST), CALICO.as_bytes());
         until("the plugin is chained again", || self.chained(LIST));
     }
 
-    /// Writes another text over each write of the agent to `file`, until `is_seen` returns true.
+    /// Overwrites `file` with `text` after each write of the agent, until `is_seen` returns true.
     pub fn until_contended(&self, file: &str, text: &str, mut is_seen: impl FnMut() -> bool) {
         let path = self.root().join(file);
         let good = fs::read(&path).unwrap();
@@ -360,33 +365,32 @@ impl Node {
         });
     }
 
-    /// Starts the agent under another program, such as strace.
+    /// Starts the agent through another program, such as strace.
     pub fn start_under(&self, by: &[&str], args: &[&str], vars: &[(&str, &str)]) -> Agent {
         let (log, path) = tempfile::NamedTempFile::new_in(self.root()).unwrap().keep().unwrap();
         let mut words = by.iter().copied().chain([PROGRAM]).chain(args.iter().copied());
-        // A name would be looked up in the agent's PATH, for which the standard library forks: this
-        // program is large.
+        // Use an absolute path. For a name, the standard library would have to fork this large
+        // program, to search the PATH of the agent.
         let mut command = Command::new(Path::new("/usr/bin").join(words.next().unwrap()));
         self.set(&mut command);
         let child = command.args(words).envs(vars.iter().copied()).stderr(log).spawn().unwrap();
         Agent::new(child, path)
     }
 
-    /// Starts the agent as a user who owns none of the node's files and may read all of them. Needs
-    /// root.
+    /// Starts the agent as a user who can read all files of the node but owns none. Needs root.
     pub fn start_as_nobody(&self) -> Agent {
         fs::set_permissions(self.root(), PermissionsExt::from_mode(0o755)).unwrap();
-        for turn in fs::read_dir(self.sa()).unwrap() {
-            let turn = turn.unwrap().path();
-            if fs::symlink_metadata(&turn).unwrap().is_dir() {
-                fs::set_permissions(turn, PermissionsExt::from_mode(0o755)).unwrap();
+        for entry in fs::read_dir(self.sa()).unwrap() {
+            let path = entry.unwrap().path();
+            if fs::symlink_metadata(&path).unwrap().is_dir() {
+                fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
             }
         }
         let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
         self.start_under(&nobody, &[], &[])
     }
 
-    /// The agent's termination grace period, in seconds.
+    /// Returns the agent's termination grace period, in seconds.
     fn grace(&self) -> &'static str {
         let has_api = self.vars.iter().any(|(name, _)| *name == "KUBERNETES_SERVICE_HOST");
         if has_api { "30" } else { "6" }
@@ -408,9 +412,9 @@ impl Node {
             .env("KUBERNETES_SERVICE_PORT", "443")
             .env("LINKERD_CNI_SERVICE_ACCOUNT_DIR", self.sa())
             .env("LINKERD_CNI_ADMIN_ADDR", "127.0.0.1:0")
-            // An agent without an API server leaves everything in place a second after SIGTERM.
+            // Without an API server, the agent leaves everything in place one second after SIGTERM.
             .env("LINKERD_CNI_TERMINATION_GRACE_SECONDS", self.grace())
-            // The machine that runs the tests may itself be a container of CRI-O.
+            // The agent would keep the binary in a container of CRI-O, in which the tests may run.
             .env("LINKERD_CNI_KEEP_BINARY", "false")
             .envs(self.vars.iter().cloned());
     }

@@ -1,5 +1,5 @@
-//! The order in which an agent changes the node's files, by strace. The model
-//! (`docs/maintainers/model.md`) is held to the same order.
+//! Tests the order in which an agent changes the node's files, as strace shows it. The model
+//! (`docs/maintainers/model.md`) is compared with the same order.
 
 use std::fs;
 
@@ -9,17 +9,17 @@ use crate::child::has_strace;
 use crate::node::Node;
 use crate::until::until;
 
-/// Calls that change names, and locks.
+/// System calls that rename or remove files, or lock them.
 const CALLS: &str = "trace=rename,renameat,renameat2,unlink,unlinkat,link,linkat,flock";
 
-/// Last segment of a path, with one name for all temporary files.
+/// Returns the last segment of a path, or `temporary` for any temporary file.
 fn name(path: &str) -> &str {
     let name = path.rsplit('/').next().unwrap();
     if name.ends_with(".tmp") { "temporary" } else { name }
 }
 
-/// One line of strace as the model describes it. `None`: a failed call, or the removal of a
-/// temporary file.
+/// Describes a line of strace in the words of the model. Returns `None` for a failed call, and for
+/// the removal of a temporary file.
 fn operation(line: &str) -> Option<String> {
     if !line.trim_end().ends_with("= 0") {
         return None;
@@ -38,9 +38,9 @@ fn operation(line: &str) -> Option<String> {
     })
 }
 
-/// The lines of strace about the main thread of an agent that installs and uninstalls, with the
-/// paths of file descriptors. Each thread has a file of its own: no call is cut in two by one of
-/// another thread.
+/// Runs an agent that installs and uninstalls under strace. Returns the trace of its main thread,
+/// with the paths of file descriptors. Each thread is traced to a separate file, so that strace
+/// does not split the line of a call.
 pub fn trace(node: &Node, calls: &str) -> String {
     let traces = node.root().join("traces");
     fs::create_dir(&traces).unwrap();
@@ -57,23 +57,26 @@ pub fn trace(node: &Node, calls: &str) -> String {
     fs::read_to_string(trace).unwrap()
 }
 
-/// The operations of an agent that installs on a node with the config `primary`, and uninstalls.
+/// Returns the operations of an agent that installs and uninstalls on a node with the network
+/// config `primary`.
 fn operations(primary: &str, text: &str) -> String {
     let node = Node::uninstalling();
     node.write(primary, text);
     let mut operations: Vec<String> = Vec::new();
     for operation in trace(&node, CALLS).lines().filter_map(operation) {
-        // A pass that wrote nothing.
-        match operations.last().is_some_and(|last| last == "lock") && operation == "unlock" {
-            true => drop(operations.pop()),
-            false => operations.push(operation),
+        let is_locked = operations.last().is_some_and(|last| last == "lock");
+        if is_locked && operation == "unlock" {
+            // Omit a reconcile pass that wrote nothing.
+            operations.pop();
+        } else {
+            operations.push(operation);
         }
     }
     operations.join("\n") + "\n"
 }
 
 #[test]
-fn an_agent_changes_the_nodes_files_in_the_order_of_the_model() {
+fn agent_changes_the_nodes_files_in_the_order_of_the_model() {
     if !has_strace() {
         return;
     }

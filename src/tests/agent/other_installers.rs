@@ -1,6 +1,5 @@
-//! Other programs on the node: installers that rename network configs, append plugins of their own,
-//! or call the primary CNI, and container runtimes that call the plugin for pods of an earlier
-//! installation.
+//! Tests the agent together with other programs on the node: installers that rename network configs
+//! or append plugins, Multus, and runtimes that need the plugin binary after the uninstall.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,11 +13,11 @@ use crate::until::until;
 
 const WRITES: &str = "linkerd_cni_agent_conflist_writes_total";
 const MULTUS: &str = "00-multus.conf";
-/// The network config that the daemon writes when it starts, and removes when it stops.
+/// Network config of Multus' daemon, which writes it at its start and removes it at its end.
 const DAEMON: &str = r#"{"cniVersion":"0.3.1","name":"multus-cni-network",
 "clusterNetwork":"/host/etc/cni/net.d/10-calico.conflist","type":"multus-shim"}"#;
 
-/// Renames a network config as Cilium does while `cni.exclusive=true`. Returns the new name.
+/// Renames a network config, as Cilium does with `cni.exclusive=true`. Returns the new name.
 fn rename(node: &Node, name: &str) -> String {
     let backup = format!("{name}.cilium_bak");
     fs::rename(node.net(name), node.net(&backup)).unwrap();
@@ -57,7 +56,7 @@ fn uninstall_restores_renamed_configs_of_cilium_under_their_new_names() {
 #[test]
 fn uninstall_removes_a_standalone_config_that_cilium_has_renamed() {
     let node = Node::uninstalling_with_calico();
-    // Files of Cilium that do not parse, or that no runtime loads, never hold up an uninstall.
+    // A renamed config that is invalid does not prevent the uninstall: no runtime loads it.
     node.write("20-half.conflist.cilium_bak", r#"{"plugins":[{"type":"linkerd-cni""#);
     let before = node.tree();
     let mut agent = node.start_ready_with(&[("LINKERD_CNI_CHAINED", "false")]);
@@ -66,7 +65,7 @@ fn uninstall_removes_a_standalone_config_that_cilium_has_renamed() {
     node.assert_restored(&mut agent, &before);
 }
 
-/// The conflist with another plugin at the end, as Istio's installer writes it.
+/// Appends Istio's plugin to the conflist, as Istio's installer does.
 pub fn with_appended(mut conflist: Value) -> Value {
     let plugins = conflist["plugins"].as_array_mut().unwrap();
     plugins.retain(|plugin| plugin["type"] != "istio-cni");
@@ -75,13 +74,13 @@ pub fn with_appended(mut conflist: Value) -> Value {
 }
 
 #[test]
-fn a_plugin_appended_behind_the_entry_causes_no_rewrite_or_contention() {
+fn plugin_appended_after_the_entry_causes_no_rewrite_and_no_contention() {
     let node = Node::uninstalling_with_calico();
     let mut agent = node.start_ready();
     let own_writes = agent.metric(WRITES);
     let appended = with_appended(node.json(LIST)).to_string();
     node.replace(&node.net(LIST), appended.as_bytes());
-    // A pass over the new content, which a later change shows.
+    // Wait for a reconcile pass after the change: that pass also chains this config.
     node.write("20-net.conf", CONF);
     until("a later change is chained", || node.chained("20-net.conflist"));
     agent.until_ready();
@@ -93,7 +92,7 @@ fn a_plugin_appended_behind_the_entry_causes_no_rewrite_or_contention() {
 }
 
 #[test]
-fn a_changed_entry_stays_before_a_plugin_appended_behind_it() {
+fn entry_that_is_replaced_keeps_its_place_before_an_appended_plugin() {
     let node = Node::uninstalling_with_calico();
     node.install();
     let appended = with_appended(node.json(LIST));
@@ -107,13 +106,14 @@ fn a_changed_entry_stays_before_a_plugin_appended_behind_it() {
 }
 
 #[test]
-fn the_conflist_that_multus_daemon_names_is_chained_instead_of_its_config() {
+fn conflist_that_the_config_of_multus_names_is_chained_instead_of_that_config() {
     let node = Node::uninstalling_with_calico();
     node.write(MULTUS, DAEMON);
     let mut agent = node.start_ready();
     assert_eq!(node.text(MULTUS), DAEMON);
     assert!(node.chained(LIST));
-    // A conflist made from it would stay when the daemon stops, and no pod could start.
+    // The agent must not convert Multus' config to a conflist. It would remain when the daemon
+    // stops, and no pod could start.
     assert!(!node.net("00-multus.conflist").exists());
     fs::remove_file(node.net(MULTUS)).unwrap();
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
@@ -121,7 +121,7 @@ fn the_conflist_that_multus_daemon_names_is_chained_instead_of_its_config() {
     assert!(!node.net("00-multus.conflist").exists() && !node.net(MULTUS).exists());
 }
 
-/// Makes a mount as CRI-O does in each container.
+/// Creates a mount like those in each container of CRI-O.
 fn mount_as_cri_o(node: &Node) {
     let dir = node.root().join("storage/overlay-containers/0a1b/userdata");
     fs::create_dir_all(&dir).unwrap();
@@ -133,22 +133,23 @@ fn mount_as_cri_o(node: &Node) {
 
 #[test]
 fn uninstall_keeps_the_binary_that_cri_o_and_multus_still_call() {
-    for needs in ["CRI-O", "Multus"] {
+    for program in ["CRI-O", "Multus"] {
         in_mount_namespace(move || {
             let node = Node::uninstalling();
             node.write("10-net.conf", CONF);
             let before = node.tree();
             node.install();
-            match needs {
-                "CRI-O" => mount_as_cri_o(&node),
-                _ => node.write("00-multus.conf", r#"{"name":"multus","type":"multus"}"#),
+            if program == "CRI-O" {
+                mount_as_cri_o(&node);
+            } else {
+                node.write("00-multus.conf", r#"{"name":"multus","type":"multus"}"#);
             }
             let mut uninstall = node.start_args(&["uninstall"], &[("LINKERD_CNI_KEEP_BINARY", "")]);
             assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
-            let says = format!("linkerd-cni is left in place: {needs} needs the plugin");
-            assert!(uninstall.log().contains(&says), "{}", uninstall.log());
+            let reason = format!("linkerd-cni is left in place: {program} needs the plugin");
+            assert!(uninstall.log().contains(&reason), "{}", uninstall.log());
             assert!(node.has_own_binary() && !node.net("kubeconfig.json").exists());
-            // With the last pod deleted, an operator removes the binary.
+            // After the last pod is deleted, an operator can remove the binary.
             node.uninstall();
             let _ = fs::remove_file(node.net("00-multus.conf"));
             assert_eq!(node.tree(), before);
@@ -156,9 +157,9 @@ fn uninstall_keeps_the_binary_that_cri_o_and_multus_still_call() {
     }
 }
 
-/// The real libcni reads the net dir.
+/// Uses the real libcni to load the network config.
 #[test]
-fn a_conf_beside_a_conflist_of_its_name_is_chained() {
+fn libcni_loads_the_plugin_from_a_conf_beside_a_conflist_of_the_same_name() {
     let node = Node::uninstalling();
     node.write("10-net.conf", CONF);
     let other = r#"{"name":"other","cniVersion":"0.4.0","plugins":[{"type":"other"}]}"#;
