@@ -1,5 +1,5 @@
-//! Faults of the node's file systems, for real: full, read-only, forbidden, mounted over; network
-//! configs of another owner, and the agent's capabilities.
+//! Tests real faults of the node's file systems: full, read-only, or with a file mounted over the
+//! plugin binary. Also tests network configs with a different owner, and the agent's capabilities.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -16,23 +16,24 @@ use crate::until::until;
 
 pub use crate::mounts::{bind, in_mount_namespace};
 
-/// Runs `test` with a node in a mount namespace, so that no mount outlives it.
+/// Runs `test` with a node in a new mount namespace. Its mounts end with the test.
 pub fn with_mounts(test: fn(&Node)) {
     in_mount_namespace(move || test(&Node::uninstalling_with_calico()));
 }
 
-pub fn small(dir: &Path) {
+/// Mounts a file system of 64 KiB.
+pub fn mount_small(dir: &Path) {
     let flags = MsFlags::empty();
     mount(Some("tmpfs"), dir, Some("tmpfs"), flags, Some("size=64k,mode=755")).unwrap();
 }
 
-/// Fills what is left of a small file system.
+/// Fills a file system that [`mount_small`] mounted.
 pub fn fill(dir: &Path) {
     let full = fs::write(dir.join("filler"), vec![0; 64 << 10]);
-    assert!(full.is_err(), "it was not as small as it should be");
+    assert!(full.is_err(), "the file system is larger than expected");
 }
 
-/// Mounts the directory over itself with a flag, such as that for read-only.
+/// Mounts the directory over itself with a flag, such as `MS_RDONLY`.
 pub fn remount(dir: &Path, flag: MsFlags) {
     bind(dir, dir);
     let none = None::<&str>;
@@ -53,8 +54,8 @@ fn unmount(path: &Path) {
     umount2(path, MntFlags::MNT_DETACH).unwrap();
 }
 
-/// Waits until the agent is not ready, for a reason that has all of `parts` in it.
-fn refuses(agent: &Agent, parts: &[&str]) {
+/// Waits until the agent is not ready, for a reason that contains all `parts`.
+fn until_not_ready(agent: &Agent, parts: &[&str]) {
     until(&parts.join(" and "), || {
         let (status, why) = agent.ready();
         status == 500 && parts.iter().all(|part| why.contains(part))
@@ -62,19 +63,19 @@ fn refuses(agent: &Agent, parts: &[&str]) {
 }
 
 #[test]
-fn a_full_disk_keeps_files_and_delays_the_install_until_space_returns() {
+fn full_disk_delays_the_install_and_damages_no_file() {
     with_mounts(|node| {
-        small(&node.net(""));
+        mount_small(&node.net(""));
         node.write(LIST, CALICO);
         node.write("20-net.conf", CONF);
         let before = node.tree();
         fill(&node.net(""));
         let mut agent = node.start();
-        refuses(&agent, &["kubeconfig.json: No space left", "free space"]);
+        until_not_ready(&agent, &["kubeconfig.json: No space left", "free space"]);
         assert_eq!(node.text(LIST), CALICO);
         fs::remove_file(node.net("filler")).unwrap();
         agent.until_ready();
-        // The owner of a network config changes it while there is no space to chain the plugin
+        // The primary CNI changes its network config while there is no space to chain the plugin
         // again.
         fill(&node.net(""));
         let changed = CALICO.replace("1e3", "2e3");
@@ -93,7 +94,8 @@ fn a_full_disk_keeps_files_and_delays_the_install_until_space_returns() {
     });
 }
 
-/// What `/ready` says, and the fault, of which the mount at the returned path is the cause.
+/// Parts of the reason that `/ready` reports, and a function that causes the fault with a mount. It
+/// returns the path of the mount.
 type MountFault = (&'static [&'static str], fn(&Node) -> PathBuf);
 
 const READ_ONLY: &str = "Read-only file system";
@@ -107,23 +109,23 @@ const FAULTS: &[MountFault] = &[
         node.bin("")
     }),
     (&["binary: cannot write", "bin/linkerd-cni: No space left"], |node| {
-        small(&node.bin(""));
+        mount_small(&node.bin(""));
         node.bin("")
     }),
     (&["binary: cannot replace", "unmount what the node has mounted"], mount_over_plugin),
 ];
 
 #[test]
-fn an_unwritable_file_is_named_once_with_its_remedy_and_installed_later() {
+fn unwritable_file_is_reported_once_with_a_remedy_and_installed_later() {
     for (parts, cause) in FAULTS {
         in_mount_namespace(move || {
             let node = Node::uninstalling_with_calico();
             let before = node.tree();
             let mounted = cause(&node);
             let mut agent = node.start();
-            refuses(&agent, parts);
+            until_not_ready(&agent, parts);
             assert_eq!(node.text(LIST), CALICO);
-            // `/ready` reports a pass before the log does.
+            // `/ready` shows the result of a pass before the log does.
             until("the problem is logged", || agent.log().contains(parts[0]));
             assert_eq!(agent.log().matches(parts[0]).count(), 1, "{}", agent.log());
             unmount(&mounted);
@@ -151,7 +153,7 @@ fn uninstall_on_a_read_only_disk_keeps_the_chained_plugin() {
 }
 
 #[test]
-fn an_uninstall_names_once_a_dead_socket_that_it_cannot_remove() {
+fn uninstall_reports_once_that_it_cannot_remove_a_socket() {
     with_mounts(|node| {
         drop(UnixDatagram::bind(node.net(".linkerd-cni.sock")).unwrap());
         remount(&node.net(""), MsFlags::MS_RDONLY);
@@ -160,7 +162,7 @@ fn an_uninstall_names_once_a_dead_socket_that_it_cannot_remove() {
     });
 }
 
-/// Mode, user and group of a network config.
+/// Modes and owners of a network config: mode, UID, GID.
 const OWNERS: [[u32; 3]; 3] = [[0o664, 0, 997], [0o660, 1000, 1000], [0o600, 1000, 0]];
 
 fn owned_by([mode, uid, gid]: [u32; 3]) -> Node {
@@ -175,7 +177,7 @@ fn assert_owner(node: &Node, expected: [u32; 3]) {
     assert_eq!([metadata.mode() & 0o7777, metadata.uid(), metadata.gid()], expected);
 }
 
-/// A ready agent without the capability CHOWN.
+/// Starts an agent without the capability CHOWN, and waits until it is ready.
 fn start_without_chown(node: &Node) -> Agent {
     let without = CAPABILITIES.map(|word| word.replace("+chown,", ""));
     let mut agent = node.start_under(&without.each_ref().map(|word| &**word), &[], &[]);
@@ -184,7 +186,7 @@ fn start_without_chown(node: &Node) -> Agent {
 }
 
 #[test]
-fn the_agents_of_these_tests_have_the_capabilities_of_the_chart() {
+fn agents_in_these_tests_have_the_capabilities_that_the_chart_grants() {
     let objects = Render::new().values(&json!({})).objects();
     let granted = &objects.container("install-cni")["securityContext"]["capabilities"];
     assert_eq!(granted["drop"], json!(["ALL"]));
@@ -195,14 +197,11 @@ fn the_agents_of_these_tests_have_the_capabilities_of_the_chart() {
 }
 
 #[test]
-fn a_chained_config_keeps_its_owner_or_without_chown_gets_root() {
+fn chained_config_keeps_its_owner_if_the_agent_may_chown() {
     for [mode, uid, gid] in OWNERS {
         for may_chown in [true, false] {
             let node = owned_by([mode, uid, gid]);
-            let mut agent = match may_chown {
-                true => node.start_ready(),
-                false => start_without_chown(&node),
-            };
+            let mut agent = if may_chown { node.start_ready() } else { start_without_chown(&node) };
             let owner = if may_chown { [mode, uid, gid] } else { [mode, 0, 0] };
             assert!(node.chained(LIST), "{}", agent.log());
             assert_owner(&node, owner);

@@ -1,5 +1,5 @@
-//! The agent on each platform of the chart, with the values, directories and mounts that the chart
-//! renders for it. Needs root, and `helm` on PATH.
+//! Tests the agent on each platform that the chart supports, with the values, directories and
+//! mounts that the chart renders for the platform. Needs root, and `helm` on PATH.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,12 +19,13 @@ use crate::helm::{Objects, Render, chart, platforms, read, yaml};
 use crate::node::Node;
 use crate::until::until;
 
-/// The layout of each platform's nodes. A platform without a preset has the chart's defaults.
+/// Reads the layout of the nodes of each platform. A platform without a preset uses the chart's
+/// defaults.
 fn layouts() -> Value {
     yaml(include_str!("platforms.yaml"))
 }
 
-/// An agent in its container, on a node that is laid out like those of the platform.
+/// A node with the layout of a platform, and the objects that the chart renders for it.
 struct Platform {
     name: String,
     api: Api,
@@ -47,7 +48,7 @@ impl Platform {
         platform
     }
 
-    /// The path on the node.
+    /// Returns the path in this test of a path on the node.
     fn host(&self, path: &str) -> PathBuf {
         self.node.root().join("node").join(path.trim_start_matches('/'))
     }
@@ -81,7 +82,7 @@ impl Platform {
                 fs::write(directory.join(name), text).unwrap();
             }
         }
-        // The kubelet creates it before it starts the agent.
+        // The kubelet creates this directory before it starts the agent.
         fs::create_dir_all(self.host("run/linkerd-cni")).unwrap();
     }
 
@@ -94,7 +95,7 @@ impl Platform {
             let volume = volumes.find(|volume| volume["name"] == mount["name"]).unwrap();
             if let Some(path) = volume["hostPath"]["path"].as_str() {
                 fs::create_dir_all(below(&mount["mountPath"])).unwrap();
-                // A mount follows the link once.
+                // A mount resolves a symbolic link only once, when it is created.
                 bind(&self.host(path).canonicalize().unwrap(), &below(&mount["mountPath"]));
             }
         }
@@ -122,7 +123,8 @@ impl Platform {
         assert_eq!(agent.stop(), Some(0), "{}: {}", self.name, agent.log());
     }
 
-    /// Whether the first network config, or the plugin's own, has the plugin entry last.
+    /// Returns whether the plugin entry is the last one in the first network config. In standalone
+    /// mode, checks the config of the plugin.
     fn has_entry(&self) -> bool {
         let directory = self.host(self.directories()[1]);
         let files = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
@@ -136,7 +138,7 @@ impl Platform {
 }
 
 #[test]
-fn agent_gets_ready_and_uninstalls_on_a_node_of_each_platform() {
+fn agent_becomes_ready_and_uninstalls_on_a_node_of_each_platform() {
     let layouts: BTreeSet<_> = layouts().as_object().unwrap().keys().cloned().collect();
     for (name, _) in platforms() {
         assert!(layouts.contains(&name), "no layout of {name}");
@@ -159,7 +161,7 @@ fn agent_gets_ready_and_uninstalls_on_a_node_of_each_platform() {
 
 /// `snap refresh` copies the data of MicroK8s to a new revision, and sets the link `current` to it.
 #[test]
-fn the_agent_follows_a_refresh_of_microk8s_to_the_new_revision() {
+fn agent_moves_to_the_new_revision_after_a_refresh_of_microk8s() {
     in_mount_namespace(|| {
         let platform = Platform::new("microk8s");
         let snap = platform.host("var/snap/microk8s");

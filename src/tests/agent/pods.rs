@@ -1,5 +1,5 @@
-//! The node's copy of its pods: what the agent publishes for the plugin, and when it says that it
-//! does.
+//! Tests the node's copy of its pods: what the agent publishes for the plugin, and what it reports
+//! about the copy.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,16 +23,16 @@ use crate::until::{until, until_within};
 const NAMESPACE: &str = "/api/v1/namespaces/shop";
 const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 
-/// Scenes whose agent watches the pods of its node.
+/// Scenes in which the agent watches the pods of its node.
 impl Scene {
-    /// Starts with these pods on the node, and waits until the copy is complete.
+    /// Starts an agent on a node with these pods, and waits until the copy is complete.
     fn watching(pods: &[Value]) -> Scene {
         let watched = Scene::watching_after(pods, |_| {});
         watched.until_kept();
         watched
     }
 
-    /// Starts an agent after `prepare`.
+    /// Starts an agent on a node with these pods, after `prepare` has changed the API server.
     fn watching_after(pods: &[Value], prepare: impl FnOnce(&Api)) -> Scene {
         let api = Api::start();
         api.state().pods = pods.to_vec();
@@ -64,7 +64,7 @@ impl Scene {
         }
     }
 
-    /// Waits until as many pods are counted for each of these reasons of a path around the proxy.
+    /// Waits until the metric counts these numbers of pods with a path around the proxy, by reason.
     fn until_counted(&self, counts: &[(&str, f64)]) {
         for (reason, pods) in counts {
             let metric = format!("linkerd_cni_agent_bypassing_pods{{reason=\"{reason}\"}}");
@@ -72,7 +72,7 @@ impl Scene {
         }
     }
 
-    /// The facts about a published meshed pod.
+    /// Returns the published facts about a meshed pod.
     fn facts(&self, name: &str, uid: &str) -> PodFacts {
         match self.read(name, uid) {
             Some(Decision::Redirect(facts)) => facts,
@@ -88,11 +88,13 @@ impl Scene {
         until("the copy is kept", || self.is_kept());
     }
 
-    /// Adds a pod by the watch, and waits for its file: then the events before are applied, too.
+    /// Sends an added pod to the watch, and waits for its file. All earlier events have then been
+    /// applied.
     fn add(&self, name: &str, uid: &str) {
         let is_added = || self.read(name, uid).is_some();
         until("the added pod", || {
-            // On a busy machine the agent may have given up the watch that gets the event.
+            // Send the event again. On a busy machine, the agent may have ended the watch that got
+            // the last one.
             if !is_added() {
                 self.api.send("ADDED", &unmeshed(name, uid));
                 thread::sleep(Duration::from_millis(100));
@@ -101,14 +103,14 @@ impl Scene {
         });
     }
 
-    /// Keys of what is published about a meshed pod.
+    /// Returns the keys in the published file of a meshed pod.
     fn published_keys(&self, uid: &str) -> Vec<String> {
         let text = fs::read_to_string(self.file(uid)).unwrap();
         let copy: Value = serde_json::from_str(&text).unwrap();
         copy["decision"]["redirect"].as_object().unwrap().keys().cloned().collect()
     }
 
-    /// What `/status` says about the copy, without the pods with a path around the proxy.
+    /// Returns the part of `/status` about the copy, without the key `bypasses`.
     fn status(&self) -> Value {
         let body: Value = serde_json::from_str(&self.agent.get("/status").1).unwrap_or_default();
         let mut copy = body["podCopy"].clone();
@@ -116,7 +118,7 @@ impl Scene {
         copy
     }
 
-    /// Names in the directory of the copy, without the lock.
+    /// Returns the names of the files of the copy, without the lock.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.run_dir().join("pods")).unwrap().flatten();
         let names = entries.map(|entry| entry.file_name().into_string().unwrap());
@@ -126,7 +128,7 @@ impl Scene {
     }
 }
 
-/// A pod of a kind in `pods.yaml`.
+/// Returns the pod `kind` of `pods.yaml`, with this name and this UID.
 fn pod(kind: &str, name: &str, uid: &str) -> Value {
     let mut pod = yaml(include_str!("pods.yaml"))[kind].take();
     (pod["metadata"]["name"], pod["metadata"]["uid"]) = (name.into(), uid.into());
@@ -141,21 +143,21 @@ fn injected(name: &str, uid: &str) -> Value {
     pod("injected", name, uid)
 }
 
-/// An injected pod with this list of inbound ports to skip.
+/// Returns an injected pod with this list of inbound ports to skip.
 fn injected_with(name: &str, uid: &str, ports: &str) -> Value {
     let mut pod = injected(name, uid);
     pod["metadata"]["annotations"]["config.linkerd.io/skip-inbound-ports"] = ports.into();
     pod
 }
 
-/// The mirror pod of a static pod.
+/// Returns the mirror pod of a static pod.
 fn mirror(name: &str, uid: &str, static_uid: &str) -> Value {
     let mut pod = unmeshed(name, uid);
     pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": static_uid});
     pod
 }
 
-/// Responds for the namespace and for the API server's Service.
+/// Adds the namespace and the Service of the API server to the API server's objects.
 fn with_objects(api: &Api) {
     for (path, object) in yaml(include_str!("pods.yaml"))["objects"].as_object().unwrap() {
         api.answer(path, 200, &object.to_string());
@@ -165,7 +167,7 @@ fn with_objects(api: &Api) {
 const NO_PROXY: Option<Decision<PodFacts>> = Some(Decision::Skip(SkipReason::NoProxy));
 
 #[test]
-fn each_listed_pod_is_published_and_status_updates_send_no_request() {
+fn all_listed_pods_are_published_and_status_updates_cause_no_requests() {
     let mut on_host = unmeshed("proxy", "u-host");
     on_host["spec"]["hostNetwork"] = json!(true);
     let mut ended = unmeshed("done", "u-done");
@@ -229,17 +231,17 @@ fn existing_pods_with_a_path_around_the_proxy_are_counted_by_reason() {
     let watched =
         Scene::watching(&[shared.clone(), injected("web", "u-web"), unmeshed("job", "u-job")]);
     watched.until_counted(&[("proxy-user", 1.0), ("net-admin", 1.0), ("sys-admin", 1.0)]);
-    // Without a securityContext only the image names the user.
+    // Without a securityContext, the user is that of the image.
     watched.until_counted(&[("image-user", 1.0), ("set-user-id", 2.0), ("root-container", 0.0)]);
     watched.until_counted(&[("skip-inbound-ports", 2.0), ("ipv6", 0.0), ("ipv6-link-local", 2.0)]);
-    // The file has only what the plugin reads.
-    let read = ["uid", "annotations", "proxy", "apiPorts", "earlyContainers", "appContainers"];
-    assert_eq!(watched.published_keys("u-shared"), read);
+    // The file contains only what the plugin reads.
+    let keys = ["uid", "annotations", "proxy", "apiPorts", "earlyContainers", "appContainers"];
+    assert_eq!(watched.published_keys("u-shared"), keys);
     let mut web = injected("web", "u-web");
     web["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.1.0.7"}, {"ip": "fd00::7"}]});
     watched.api.modify(&web);
     watched.until_counted(&[("ipv6", 1.0), ("ipv6-link-local", 1.0)]);
-    // Kubernetes reports the user that the image names.
+    // The status of the container contains the user of the image.
     web["status"]["containerStatuses"] = json!([{"name": "app", "user": {"linux": {"uid": 0}}}]);
     watched.api.modify(&web);
     watched.until_counted(&[("image-user", 0.0), ("root-container", 1.0), ("ipv6", 1.0)]);
@@ -254,7 +256,7 @@ fn existing_pods_with_a_path_around_the_proxy_are_counted_by_reason() {
 }
 
 #[test]
-fn an_invalid_annotation_of_a_running_pod_hides_no_other_path() {
+fn invalid_annotation_of_a_running_pod_hides_no_other_path_around_the_proxy() {
     let mut web = injected("web", "u-web");
     web["spec"]["containers"][0]["securityContext"] = json!({"privileged": true});
     let watched = Scene::watching(&[web.clone()]);
@@ -267,7 +269,7 @@ fn an_invalid_annotation_of_a_running_pod_hides_no_other_path() {
 }
 
 #[test]
-fn an_ended_pods_file_and_its_paths_around_the_proxy_go_at_once() {
+fn file_and_metrics_of_a_completed_pod_are_removed_immediately() {
     let web = injected("web", "u-web");
     let etcd = mirror("etcd-node-1", "u-mirror", "0static");
     let watched = Scene::watching(&[web.clone(), etcd.clone()]);
@@ -283,7 +285,7 @@ fn an_ended_pods_file_and_its_paths_around_the_proxy_go_at_once() {
 }
 
 #[test]
-fn changes_of_a_pod_in_quick_succession_cost_few_requests_and_the_last_one_counts() {
+fn frequent_changes_of_a_pod_cause_few_requests_and_the_last_change_is_published() {
     let mut debug = pod("manual", "debug", "u-debug");
     let watched = Scene::watching_after(&[debug.clone()], with_objects);
     watched.until_kept();
@@ -297,7 +299,7 @@ fn changes_of_a_pod_in_quick_succession_cost_few_requests_and_the_last_one_count
     watched.add("last", "u-last");
     let sent = asked() - before;
     assert!((1..=6).contains(&sent), "{sent} requests");
-    // Meanwhile the plugin asks the API server, and the paths are unknown.
+    // Until then the plugin asks the API server, and the paths around the proxy are unknown.
     assert_eq!(watched.published("debug", "u-debug"), None);
     watched.until_counted(&[("unknown", 1.0)]);
     until_within(Duration::from_secs(60), "the last change", || {
@@ -311,7 +313,7 @@ fn changes_of_a_pod_in_quick_succession_cost_few_requests_and_the_last_one_count
 }
 
 #[test]
-fn a_deleted_pods_file_is_removed_and_its_successor_gets_its_own() {
+fn file_of_a_deleted_pod_is_removed_and_a_new_pod_of_its_name_gets_its_own() {
     let old = injected("web-0", "u-old");
     let etcd = mirror("etcd-node-1", "u-mirror", "0static");
     let watched = Scene::watching(&[old.clone(), etcd.clone()]);
@@ -329,18 +331,18 @@ fn a_deleted_pods_file_is_removed_and_its_successor_gets_its_own() {
 }
 
 #[test]
-fn a_restarted_agent_replaces_garbled_files_and_removes_stale_ones() {
+fn restarted_agent_replaces_damaged_files_and_removes_stale_ones() {
     let [web, gone] = [injected("web", "u-web"), injected("gone", "u-gone")];
     let mut watched = Scene::watching(&[web.clone(), gone]);
     watched.agent.kill();
     assert!(!watched.is_kept());
     assert_eq!(watched.names(), ["u-gone", "u-web"]);
-    // The last may be a file that another agent writes now.
+    // The temporary file is kept: another agent may be writing it.
     let temporary = ".linkerd-cni.1.2.3.tmp";
     for name in ["u-web", "foreign.txt", ".hidden", temporary] {
         fs::write(watched.file(name), r#"{"namespace":"#).unwrap();
     }
-    // A file that cannot be replaced is named, and the other pods are published.
+    // If one file cannot be replaced, the agent reports its path, and publishes the other pods.
     fs::create_dir_all(watched.file("u-blocked/x")).unwrap();
     let blocked = injected("blocked", "u-blocked");
     watched.api.state().pods = vec![blocked.clone(), web.clone(), injected("xx", "u-xx")];
@@ -369,11 +371,11 @@ fn a_restarted_agent_replaces_garbled_files_and_removes_stale_ones() {
 }
 
 #[test]
-fn a_denied_watch_is_reported_once_with_the_remedy() {
+fn denied_watch_is_reported_once_with_the_remedy() {
     let deny = |api: &Api| api.state().pods_status = 403;
     let watched = Scene::watching_after(&[injected("web", "u-web")], deny);
     until("the remedy", || watched.status()["problem"].to_string().contains("ClusterRole"));
-    // An API server that starts may deny several requests.
+    // The agent tries several times, because an API server may deny requests while it starts.
     let asked = || watched.api.asked("GET", "/api/v1/pods?");
     until_within(Duration::from_secs(180), "five requests", || asked() == 5);
     thread::sleep(Duration::from_secs(40));
@@ -385,7 +387,7 @@ fn a_denied_watch_is_reported_once_with_the_remedy() {
 }
 
 #[test]
-fn the_copy_outlasts_a_broken_watch_but_not_an_outage() {
+fn copy_remains_valid_after_a_broken_watch_but_not_during_an_outage() {
     let watched = Scene::watching(&[injected("web", "u-web")]);
     watched.add("last", "u-last");
     watched.api.crash();
@@ -402,7 +404,7 @@ fn the_copy_outlasts_a_broken_watch_but_not_an_outage() {
 }
 
 #[test]
-fn a_pod_for_which_a_request_fails_has_no_file() {
+fn pod_is_not_published_if_a_request_for_its_facts_fails() {
     let mut pods = [
         injected("web", "u-web"),
         pod("manual", "debug", "u-debug"),
@@ -418,7 +420,7 @@ fn a_pod_for_which_a_request_fails_has_no_file() {
     assert!(log.contains("pod shop/debug is not published"), "{log}");
     assert!(log.contains("pod shop/destination is not published"), "{log}");
     with_objects(&watched.api);
-    // Until the next list, only a change of the pod repeats the requests.
+    // Until the next list, the agent repeats the requests only if the pod changes.
     let asked = watched.api.asked("GET", NAMESPACE);
     watched.api.modify(&pods[1]);
     watched.add("last", "u-last");
@@ -431,7 +433,7 @@ fn a_pod_for_which_a_request_fails_has_no_file() {
     watched.facts("debug", "u-debug");
     watched.facts("destination", "u-destination");
     until("status", || watched.status() == json!({"published": 5, "current": true}));
-    // The changed pod needs a request, which fails. The outdated file is removed.
+    // The changed pod requires a request. This fails, so the outdated file is removed.
     watched.api.answer(NAMESPACE, 500, "{}");
     let mut changed = pods[1].clone();
     changed["metadata"]["annotations"] = json!({"config.linkerd.io/skip-inbound-ports": "1"});
@@ -441,15 +443,15 @@ fn a_pod_for_which_a_request_fails_has_no_file() {
 }
 
 #[test]
-fn the_copy_is_removed_by_uninstall_and_without_pod_watch() {
+fn copy_is_removed_by_uninstall_and_if_the_agent_does_not_watch_pods() {
     for daemon_set in [DaemonSetState::Exists, DaemonSetState::BeingDeleted] {
         let mut watched = Scene::watching(&[injected("web", "u-web")]);
         watched.api.state().daemon_set = daemon_set;
         delete_pod(&watched.api);
         assert_eq!(watched.agent.stop(), Some(0), "{}", watched.agent.log());
-        let stays = daemon_set == DaemonSetState::Exists;
-        assert_eq!(watched.file("u-web").exists(), stays, "{}", watched.agent.log());
-        assert_eq!(watched.run_dir().join("pods").exists(), stays);
+        let is_kept = daemon_set == DaemonSetState::Exists;
+        assert_eq!(watched.file("u-web").exists(), is_kept, "{}", watched.agent.log());
+        assert_eq!(watched.run_dir().join("pods").exists(), is_kept);
         assert!(!watched.is_kept());
         let before = watched.api.asked("GET", "/api/v1/pods?");
         watched.agent = watched.node.start_ready_with(&[("LINKERD_CNI_WATCH_PODS", "false")]);
@@ -461,7 +463,7 @@ fn the_copy_is_removed_by_uninstall_and_without_pod_watch() {
 
 #[test]
 fn memory_of_the_agent_does_not_grow_with_the_pods_of_its_node() {
-    let fat = |number: usize, annotation: usize| {
+    let large_pod = |number: usize, annotation: usize| {
         let mut pod = injected(&format!("web-{number}"), &format!("u-{number}"));
         let env: Vec<Value> = (0..4)
             .map(|index| json!({"name": format!("A_{index}"), "value": "x".repeat(5000)}))
@@ -470,7 +472,7 @@ fn memory_of_the_agent_does_not_grow_with_the_pods_of_its_node() {
         pod["metadata"]["annotations"]["example.com/config"] = json!("x".repeat(annotation));
         pod
     };
-    // In kB.
+    // Returns the peak memory of an agent, in kB.
     let peak = |pods: Vec<Value>| {
         let watched = Scene::watching(&pods);
         assert_eq!(watched.names().len(), pods.len());
@@ -479,13 +481,13 @@ fn memory_of_the_agent_does_not_grow_with_the_pods_of_its_node() {
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
     };
-    let few = peak(vec![fat(0, 10)]);
-    // On a busy machine, more than some megabytes take the API server of the test too long.
+    let few = peak(vec![large_pod(0, 10)]);
+    // The lists have 5 MB and 2.5 MB. On a busy machine, the API server of the test would need too
+    // long for larger ones.
     for (pods, annotation) in [(250, 10), (10, 250_000)] {
-        let more = peak((0..pods).map(|number| fat(number, annotation)).collect());
+        let more = peak((0..pods).map(|number| large_pod(number, annotation)).collect());
         let more = more.saturating_sub(few);
         println!("{pods} pods of 20 kB, annotation of {annotation} B: {more} kB above {few} kB");
-        // The lists have 5 and 2.5 MB.
         assert!(more <= 1000, "{annotation}: {more} kB more than {few} kB");
     }
 }

@@ -1,5 +1,5 @@
-//! What `/ready` and `/live` depend on besides the node's files: the address that they are served
-//! on, and passes that end.
+//! Tests `/ready`, `/live` and `/status`: the addresses that serve them, hanging reconcile passes,
+//! and unwritable outputs.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -12,14 +12,14 @@ use crate::node::{CALICO, LIST, Node, PROGRAM};
 use crate::until::until;
 use crate::unwritable::{Unwritable, closed, full_device, full_pipe};
 
-/// Whether the address serves `/live`.
+/// Returns whether the address serves `/live`.
 fn serves(host: &str, port: u16) -> bool {
     let address = format!("{host}:{port}").parse().unwrap();
     get(address, "/live").is_some_and(|(status, _)| status == 200)
 }
 
 #[test]
-fn the_probes_are_served_on_both_families_unless_the_address_selects_one() {
+fn probes_are_served_on_ipv4_and_ipv6_unless_the_address_selects_one() {
     for (address, on_ipv6) in [("[::]:0", true), (":0", true), ("0.0.0.0:0", false)] {
         let node = Node::with_calico();
         let agent = node.start_ready_with(&[("LINKERD_CNI_ADMIN_ADDR", address)]);
@@ -29,7 +29,7 @@ fn the_probes_are_served_on_both_families_unless_the_address_selects_one() {
 }
 
 #[test]
-fn the_status_names_the_active_conflist_while_it_calls_the_plugin() {
+fn status_contains_the_active_conflist_and_the_problems() {
     let node = Node::with_calico();
     let agent = node.start_ready();
     let status = || -> serde_json::Value {
@@ -40,14 +40,14 @@ fn the_status_names_the_active_conflist_while_it_calls_the_plugin() {
     until("the status names the conflist", || status()["conflist"] == LIST);
     assert_eq!(status()["ready"], true);
     assert_eq!(status()["version"], env!("CARGO_PKG_VERSION"));
-    // This conflist sorts first. It has no plugin, so the plugin entry cannot be chained to it.
+    // This conflist sorts first. It has no plugins, so the plugin entry cannot be chained to it.
     node.write("00-broken.conflist", "{}");
     until("the problem is shown", || status()["problems"].to_string().contains("00-broken"));
 }
 
-/// On a node whose containers have all of `fs.inotify.max_user_instances`.
+/// Simulates a node whose containers use all inotify instances (`fs.inotify.max_user_instances`).
 #[test]
-fn main_loop_problem_is_in_log_status_and_metric() {
+fn missing_inotify_instance_is_reported_in_log_status_and_metric() {
     if !has_strace() {
         return;
     }
@@ -60,48 +60,49 @@ fn main_loop_problem_is_in_log_status_and_metric() {
     let status: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert!(status["problems"]["inotify"].as_str().unwrap().contains(why), "{body}");
     assert!(agent.metric("linkerd_cni_agent_reconcile_errors_total") > 0.0);
-    // The agent polls, so it stays ready.
+    // The agent polls instead, so it is ready.
     assert_eq!(status["ready"], true, "{body}");
 }
 
 #[test]
-fn probes_are_served_despite_listener_faults_that_are_logged_once() {
+fn probes_are_served_despite_listener_faults_and_each_fault_is_logged_once() {
     if !has_strace() {
         return;
     }
     let node = Node::with_calico();
     let mut agent = node.start_with_fault("accept4:error=EMFILE:when=1..5", &[]);
-    // The first request waits until its connection is accepted.
+    // The first request succeeds only after the agent has retried to accept its connection.
     agent.until_ready();
     let log = agent.log();
     for line in ["cannot accept a connection", "accepts connections again"] {
         assert_eq!(log.matches(line).count(), 1, "{log}");
     }
-    // Without IPv6 in the kernel. The admin listener is the first socket that is bound.
+    // Simulate a kernel without IPv6. The socket of the admin server is the first one that is
+    // bound.
     let vars = [("LINKERD_CNI_ADMIN_ADDR", "[::]:0")];
     let agent = node.start_with_fault("bind:error=EAFNOSUPPORT:when=1", &vars);
     until("the listener", || agent.log().contains(" on 0.0.0.0:"));
     assert!(serves("127.0.0.1", agent.port()));
 }
 
-/// Delays each `openat` of the agent's main thread, as a file system does that hangs. Dropping the
-/// value ends the delay.
-fn hang_files_of(agent: &Agent) -> KilledOnDrop {
-    // strace runs without -f, so the other threads go on.
+/// Delays each `openat` of the agent's main thread, like a hanging file system. Dropping the value
+/// ends the delay.
+fn hang_file_system(agent: &Agent) -> KilledOnDrop {
+    // Without -f, strace does not delay the other threads.
     let strace = "-qq -o /dev/null -e trace=openat -e inject=openat:delay_enter=900000000 -p";
     let pid = agent.pid().to_string();
     KilledOnDrop(Command::new("strace").args(strace.split(' ')).arg(pid).spawn().unwrap())
 }
 
 #[test]
-fn a_hanging_pass_fails_ready_at_once_and_live_after_a_minute() {
+fn hanging_pass_fails_ready_immediately_and_live_after_a_minute() {
     if !has_strace() {
         return;
     }
     let node = Node::with_calico();
     let mut agent = node.start_ready_with(&[("LINKERD_CNI_RESYNC_SECONDS", "1")]);
     let begin = Instant::now();
-    let hung = hang_files_of(&agent);
+    let hung = hang_file_system(&agent);
     until("not ready", || agent.ready().0 == 500);
     assert!(begin.elapsed() >= Duration::from_secs(2), "{:?}", begin.elapsed());
     let (_, body) = agent.ready();
@@ -117,29 +118,30 @@ fn a_hanging_pass_fails_ready_at_once_and_live_after_a_minute() {
 }
 
 #[test]
-fn the_probes_are_served_while_the_first_pass_hangs() {
+fn probes_are_served_while_the_first_pass_hangs() {
     if !has_strace() {
         return;
     }
     let node = Node::with_calico();
-    // The plugin binary is synced after the directory of the socket for plugin records.
+    // Let the first fsync succeed, which syncs the directory of the record socket. The second one
+    // syncs the plugin binary.
     let vars = [("LINKERD_CNI_RESYNC_SECONDS", "1")];
     let agent = node.start_with_fault("fsync:delay_enter=900000000:when=2+", &vars);
-    // The age of a pass grows only while the pass hangs.
-    until("the hang is noticed", || {
+    // The agent reports this only if a pass hangs.
+    until("the hanging pass is reported", || {
         agent.ready().1.contains("no reconcile pass has finished for ")
     });
     assert_eq!(agent.ready().0, 500);
     assert_eq!(agent.get("/live").0, 200);
-    // The binary does not have its name yet.
+    // The binary still has its temporary name.
     let names: Vec<String> = node.tree().into_keys().collect();
     assert!(names[0].starts_with("bin/.linkerd-cni."), "{names:?}");
     assert_eq!(names[1..], ["etc/.linkerd-cni.sock", "etc/10-calico.conflist"]);
     assert_eq!(node.text(LIST), CALICO);
 }
 
-/// An agent whose stdout and stderr take nothing, as under a runtime's shim that hangs. It cannot
-/// log its address.
+/// stdout and stderr are not writable if the runtime's shim hangs. The agent cannot log its address
+/// then, so the test sets it.
 #[test]
 fn agent_installs_reconciles_and_uninstalls_with_closed_or_full_outputs() {
     for (output, level) in [

@@ -1,5 +1,5 @@
-//! Another program that chains the plugin again while the agent uninstalls, as an agent of
-//! another release does. Whatever a network config names must be on the node.
+//! Tests an uninstall while another program, such as an agent of another release, chains the plugin
+//! again. If a network config names the plugin, its files must be on the node.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,14 +12,14 @@ use crate::node::{CALICO, LIST, Node, PLUGIN};
 use crate::repeated::Repeated;
 use crate::until::until;
 
-/// Longest time until the agent has put back the files that a config names again. It is below a
-/// millisecond where a processor is free, and below 50 on one that is busy.
-const PUT_BACK: Duration = Duration::from_millis(500);
+/// Longest time in which the agent must restore the files that a config names again. Usually this
+/// takes less than a millisecond, and less than 50 ms on a busy machine.
+const RESTORE_LIMIT: Duration = Duration::from_millis(500);
 
-/// An agent that uninstalls waits for at least this time for others to chain the plugin again.
+/// Shortest time that an uninstalling agent waits for other programs to chain the plugin again.
 const QUIET: Duration = Duration::from_millis(400);
 
-/// When the entry was chained again.
+/// Times at which the plugin was chained again.
 struct Writes {
     /// Longest time between a removal and the write that followed.
     latest: Duration,
@@ -27,8 +27,8 @@ struct Writes {
     last_chained: Instant,
 }
 
-/// Chains the plugin again `delay` after each removal, `times` at most, as upstream's agent
-/// does: it writes binary and kubeconfig only when it starts. Counts its writes.
+/// Chains the plugin again `delay` after each removal, at most `times` times, and counts the
+/// writes. Like upstream's agent, it does not write the binary and the kubeconfig again.
 fn rechain(
     node: &Arc<Node>,
     delay: Duration,
@@ -38,66 +38,67 @@ fn rechain(
     let (chained, count) = (node.text(LIST), Arc::clone(&written));
     let writes = Writes { latest: Duration::ZERO, last_chained: Instant::now() };
     let writer = Repeated::start(Duration::from_micros(200), writes, move |writes| {
-        let looked = Instant::now();
+        let checked = Instant::now();
         if count.load(Ordering::Relaxed) < times && node.text(LIST) == CALICO {
             thread::sleep(delay);
             node.replace(&node.net(LIST), chained.as_bytes());
             writes.latest = writes.latest.max(writes.last_chained.elapsed());
             count.fetch_add(1, Ordering::Relaxed);
         }
-        writes.last_chained = looked;
+        writes.last_chained = checked;
     });
     (writer, written)
 }
 
-/// The longest time for which the node was in some state, and since when it is.
-type Longest = (Duration, Option<Instant>);
+/// The longest time for which the node was stranded, and the time since when it is stranded now.
+type Stranded = (Duration, Option<Instant>);
 
-/// Looks at the node about every millisecond, for how long `is_bad`.
-fn watch(node: &Arc<Node>, is_bad: fn(&Node) -> bool) -> Repeated<Longest> {
-    let (node, longest) = (Arc::clone(node), (Duration::ZERO, None));
-    Repeated::start(Duration::from_micros(500), longest, move |(longest, since)| {
-        match is_bad(&node) {
-            true => *longest = (*longest).max(since.get_or_insert_with(Instant::now).elapsed()),
-            false => *since = None,
+/// Checks every 500 µs whether the node is stranded, and measures the longest time.
+fn measure_stranded(node: &Arc<Node>) -> Repeated<Stranded> {
+    let (node, stranded) = (Arc::clone(node), (Duration::ZERO, None));
+    Repeated::start(Duration::from_micros(500), stranded, move |(longest, since)| {
+        if is_stranded(&node) {
+            *longest = (*longest).max(since.get_or_insert_with(Instant::now).elapsed());
+        } else {
+            *since = None;
         }
     })
 }
 
-/// Whether a config names the plugin while binary or kubeconfig are missing.
+/// Returns whether a config names the plugin while binary or kubeconfig are missing.
 fn is_stranded(node: &Node) -> bool {
     let text = node.text(LIST);
     let length = |path| fs::metadata(path).map_or(0, |file| file.len());
-    let whole = || {
+    let are_complete = || {
         length(node.bin("linkerd-cni")) == PLUGIN.len() as u64
             && length(node.net("kubeconfig.json")) > 0
     };
-    text.contains("linkerd-cni") && !whole() && node.text(LIST) == text
+    text.contains("linkerd-cni") && !are_complete() && node.text(LIST) == text
 }
 
-/// Rounds with the same delay in which the test's own writer or the agent may get no processor time
-/// for so long.
-const TRIES: usize = 5;
+/// Number of attempts with each delay. On a busy machine, the writer of the test or the agent may
+/// get no processor time for too long.
+const ATTEMPTS: usize = 5;
 
 #[test]
 fn uninstall_leaves_plugin_and_kubeconfig_while_another_program_keeps_chaining() {
     for (number, delay) in [1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50].into_iter().enumerate() {
         let delay = Duration::from_millis(delay);
-        let round = || uninstall_beside_a_writer(delay, number % 2 == 0);
-        let is_quick = (0..TRIES).any(|_| round().is_some_and(|stranded| stranded < PUT_BACK));
-        assert!(is_quick, "no round with {delay:?} in which the files are put back in time");
+        let uninstall = || uninstall_beside_a_writer(delay, number % 2 == 0);
+        let is_quick =
+            (0..ATTEMPTS).any(|_| uninstall().is_some_and(|stranded| stranded < RESTORE_LIMIT));
+        assert!(is_quick, "the files are not restored in time, delay {delay:?}");
     }
 }
 
-/// Uninstalls while another program chains the plugin again `delay` after each removal. Returns how
-/// long a config named the plugin while binary or kubeconfig were missing; `None` if the writer was
-/// late, so that the agent took it for stopped.
+/// Uninstalls while another program chains the plugin again `delay` after each removal. Returns the
+/// longest time for which the node was stranded. Returns `None` if the writer was so late that the
+/// agent completed the uninstall.
 fn uninstall_beside_a_writer(delay: Duration, by_stop: bool) -> Option<Duration> {
     let node = Arc::new(Node::uninstalling_with_calico());
     let mut agent = node.start_ready();
-    let reader = watch(&node, is_stranded);
+    let reader = measure_stranded(&node);
     let (writer, written) = rechain(&node, delay, usize::MAX);
-    // Both ways to uninstall.
     let status = if by_stop {
         agent.stop()
     } else {
@@ -106,9 +107,9 @@ fn uninstall_beside_a_writer(delay: Duration, by_stop: bool) -> Option<Duration>
         agent.wait()
     };
     let log = agent.log();
-    let said = "keeps being overwritten by another writer, which chains linkerd-cni again";
-    assert_eq!(status, Some(log.contains(said).into()), "{log}");
-    if !log.contains(said) {
+    let problem = "keeps being overwritten by another writer, which chains linkerd-cni again";
+    assert_eq!(status, Some(log.contains(problem).into()), "{log}");
+    if !log.contains(problem) {
         until("the writer chains the plugin again", || node.chained(LIST));
         let latest = writer.finish().latest;
         reader.finish();
@@ -116,7 +117,7 @@ fn uninstall_beside_a_writer(delay: Duration, by_stop: bool) -> Option<Duration>
         return None;
     }
     assert!(log.contains(LIST), "{log}");
-    // The agent may have ended between a write and its count.
+    // The agent may exit after the writer has written and before it has counted the write.
     until("the writes are counted", || written.load(Ordering::Relaxed) >= 3);
     assert!(node.chained(LIST));
     assert!(!is_stranded(&node));
@@ -142,26 +143,27 @@ fn uninstall_that_leaves_the_plugin_reports_an_unreadable_saved_state() {
 #[test]
 fn uninstall_completes_once_another_program_stops_chaining_the_plugin() {
     let mut late = 0;
-    // Before the agent renames the files, and while it waits with renamed files.
+    // Delays in ms and numbers of writes. The writes come before the agent renames the files, or
+    // while it waits with renamed files.
     let mut cases = vec![(1, 1), (20, 1), (1, 2), (50, 2), (100, 1), (200, 1), (300, 1), (300, 2)];
     while let Some((delay, times)) = cases.pop() {
         let node = Arc::new(Node::uninstalling_with_calico());
         let before = node.tree();
         let mut agent = node.start_ready();
-        let reader = watch(&node, is_stranded);
+        let reader = measure_stranded(&node);
         let (writer, written) = rechain(&node, Duration::from_millis(delay), times);
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-        // On a busy machine a write may come after the agent's last look, which proves nothing, or
-        // the agent may have to wait for a processor.
+        // Repeat the case if the machine was too busy: the last write came after the agent's last
+        // check, or the agent got no processor time.
         let latest = writer.finish().latest;
         let is_late = latest > QUIET || written.load(Ordering::Relaxed) < times;
         if !is_late {
             assert_eq!(node.tree(), before);
         }
         let longest = reader.finish().0;
-        if is_late || longest >= PUT_BACK {
+        if is_late || longest >= RESTORE_LIMIT {
             late += 1;
-            assert!(late < 20, "too busy a machine, or put back late: {longest:?}");
+            assert!(late < 20, "the machine is too busy, or restores are late: {longest:?}");
             cases.push((delay, times));
         }
     }
@@ -169,14 +171,14 @@ fn uninstall_completes_once_another_program_stops_chaining_the_plugin() {
 
 #[test]
 fn uninstall_waits_until_multus_drops_its_copy_of_the_plugin_entry() {
-    // Multus generates such a config from the primary CNI's, some time after it changed.
+    // Multus generates this config from the one of the primary CNI, some time after a change.
     const MULTUS: &str = "00-multus.conf";
     let node = Node::with_calico();
     node.install();
     let multus = |list: &str| format!(r#"{{"type":"multus","delegates":[{list}]}}"#);
     node.write(MULTUS, &multus(&node.text(LIST)));
     let mut uninstall = node.start_args(&["uninstall"], &[]);
-    until("the entry is gone", || node.text(LIST) == CALICO);
+    until("the entry is removed", || node.text(LIST) == CALICO);
     thread::sleep(Duration::from_millis(900));
     assert!(node.bin("linkerd-cni").exists());
     node.replace(&node.net(MULTUS), multus(CALICO).as_bytes());
@@ -184,9 +186,10 @@ fn uninstall_waits_until_multus_drops_its_copy_of_the_plugin_entry() {
     assert!(node.is_uninstalled());
 }
 
-/// The files are in use, such as by the agent of another release.
+/// The other writer, such as an agent of another release, still uses the files. So there is no
+/// failure to report.
 #[test]
-fn an_uninstall_beside_another_writer_leaves_no_report_for_the_next_agent() {
+fn uninstall_beside_another_writer_leaves_no_report_for_the_next_agent() {
     let mut node = Node::with_calico();
     let run_dir = node.root().join("run");
     fs::create_dir(&run_dir).unwrap();

@@ -1,4 +1,4 @@
-//! What the plugin reports: in the agent's log and metrics, and in Events on pods.
+//! Tests how the agent reports plugin calls: in its log, in its metrics, and in Events on pods.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -33,66 +33,65 @@ fn send(node: &Node, number: u32, changes: &Value) -> bool {
     writer.send_to(record.to_string().as_bytes(), node.net(SOCKET)).is_ok()
 }
 
-/// The changes of an ADD that failed with `code`.
+/// Returns the changes for the record of an ADD that failed with `code`.
 fn failed(code: u32) -> Value {
     json!({"decision": "failed", "error": {"code": code, "msg": "secret"}})
 }
 
-/// Reports an ADD that failed with `code`, of a pod that gets no Event.
+/// Sends the record of an ADD that failed with `code`. The record has no UID, so that the agent
+/// posts no Event.
 fn report(node: &Node, code: u32) {
     let mut changes = failed(code);
     changes["pod_uid"] = json!("");
     until("the agent's socket", || send(node, 1, &changes));
 }
 
-/// Reports an ADD whose token or rights the API server refused.
+/// Sends the record of an ADD whose request the API server rejected.
 pub fn report_rejection(node: &Node) {
     report(node, 102);
 }
 
-/// Reports an ADD that could not reach the API server.
+/// Sends the record of an ADD that could not reach the API server.
 pub fn report_unreachable(node: &Node) {
     report(node, 101);
 }
 
 impl Scene {
     fn send(&self, number: u32, changes: &Value) {
-        until("room", || send(&self.node, number, changes));
+        until("the record is sent", || send(&self.node, number, changes));
     }
 
-    /// Waits until the agent has posted its Events about the records so far, which are less than a
-    /// burst.
+    /// Waits until the agent has posted the Events for all records so far. Sends another record
+    /// and waits for its Event. The records must be fewer than a burst.
     fn settle(&self) {
         self.send(99, &json!({"degraded": {"code": 101, "msg": ""}}));
         let is_last = |event: &Value| event["regarding"]["uid"].as_str().unwrap().ends_with("99");
         until("the last Event", || self.posted().iter().any(is_last));
     }
 
-    /// The bodies of the Events on pods, with that of [`Scene::settle`].
+    /// Returns the bodies of the Events on pods, including the one that [`Scene::settle`] caused.
     fn posted(&self) -> Vec<Value> {
         let posted = self.api.received(|request| request.path == EVENTS);
         posted.into_iter().map(|request| request.body).collect()
     }
 
-    /// How many lists of this source were counted.
-    fn counted(&self, source: &str) -> f64 {
+    /// Returns the number of records with ignored ports from this source.
+    fn count_ignored(&self, source: &str) -> f64 {
         let metric = format!("linkerd_cni_plugin_ignored_ports_total{{source=\"{source}\"}}");
         self.agent.metric(&metric)
     }
 }
 
-fn is_there(node: &Node) -> bool {
+/// Returns whether the record socket exists, with the right mode.
+fn has_socket(node: &Node) -> bool {
     let file = fs::symlink_metadata(node.net(SOCKET));
     file.is_ok_and(|file| file.file_type().is_socket() && file.mode() & 0o777 == 0o600)
 }
 
-/// A call of the plugin for a pod without annotations of Linkerd's, or with one, which
-/// it cannot ask anybody about.
+/// Calls the plugin without an API server. ADD fails for a pod with an annotation of Linkerd, and
+/// succeeds for a pod without one.
 fn add(node: &Node, pod: &str, meshed: bool) {
-    let annotations = match meshed {
-        true => json!({"linkerd.io/proxy-version": "x"}),
-        false => json!({}),
-    };
+    let annotations = if meshed { json!({"linkerd.io/proxy-version": "x"}) } else { json!({}) };
     let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}");
     let netns = Path::new("/no/such/namespace");
     let call = Call::with_kubeconfig("ADD", netns, &node.net("kubeconfig.json"));
@@ -105,7 +104,7 @@ fn add(node: &Node, pod: &str, meshed: bool) {
 fn plugin_calls_are_in_the_agents_log_and_metrics() {
     let node = Node::with_calico();
     let agent = node.start_ready();
-    until("the socket", || is_there(&node));
+    until("the socket", || has_socket(&node));
     add(&node, "web-1", false);
     add(&node, "web-2", true);
     let passed = "INFO linkerd-cni: ADD ns/web-1 container abc: \
@@ -148,26 +147,26 @@ fn promtool_accepts_the_agents_metrics() {
 }
 
 #[test]
-fn a_deleted_record_socket_is_created_again() {
+fn deleted_record_socket_is_created_again() {
     let node = Node::with_calico();
-    // What an agent left that was killed.
+    // Create the socket that a killed agent leaves.
     drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
     let agent = node.start_ready();
-    let heard = |pod: &str| {
-        until("the socket", || is_there(&node));
+    let assert_received = |pod: &str| {
+        until("the socket", || has_socket(&node));
         let named = format!("ns/{pod} ");
         until(pod, || {
             add(&node, pod, false);
             agent.log().contains(&named)
         });
     };
-    heard("web-1");
+    assert_received("web-1");
     fs::remove_file(node.net(SOCKET)).unwrap();
-    heard("web-2");
+    assert_received("web-2");
     node.remove_tree("etc");
     fs::create_dir(node.root().join("etc")).unwrap();
     node.write(LIST, CALICO);
-    heard("web-3");
+    assert_received("web-3");
     let log = agent.log();
     let count = |text| log.matches(text).count();
     let failures = count("cannot receive plugin records");
@@ -175,11 +174,11 @@ fn a_deleted_record_socket_is_created_again() {
 }
 
 #[test]
-fn a_run_dir_is_the_only_place_of_the_record_socket() {
+fn record_socket_is_only_in_the_run_dir_if_there_is_one() {
     let node = Node::uninstalling_with_calico();
     let run_dir = node.root().join("run");
     fs::create_dir(&run_dir).unwrap();
-    // What an agent left that was killed.
+    // Create the socket that a killed agent without a run dir leaves.
     drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
     let mut agent = node.start_ready_with(&[("LINKERD_CNI_RUN_DIR", run_dir.to_str().unwrap())]);
     until("the socket", || run_dir.join("records.sock").exists());
@@ -198,10 +197,10 @@ fn uninstall_removes_the_record_socket_of_a_stopped_or_killed_agent() {
     let before = node.tree();
     for is_killed in [false, true] {
         let mut agent = node.start_ready();
-        until("the socket", || is_there(&node));
+        until("the socket", || has_socket(&node));
         if is_killed {
             agent.kill();
-            assert!(is_there(&node));
+            assert!(has_socket(&node));
             agent = node.start_ready();
         }
         node.assert_restored(&mut agent, &before);
@@ -209,15 +208,15 @@ fn uninstall_removes_the_record_socket_of_a_stopped_or_killed_agent() {
 }
 
 #[test]
-fn a_failed_uninstall_also_removes_a_dead_agents_record_socket() {
+fn failed_uninstall_still_removes_the_record_socket_of_a_dead_agent() {
     let node = Node::with_calico();
     node.install();
-    // A config that names the plugin and cannot be corrected keeps the plugin on the node.
+    // The uninstall fails, because this invalid config names the plugin.
     node.write("05-broken.conflist", r#"{"plugins": [{"type": "linkerd-cni""#);
     assert!(node.net(SOCKET).exists());
     node.uninstall_ends_with(1);
     assert!(!node.net(SOCKET).exists() && node.bin("linkerd-cni").exists());
-    // The socket of a live agent stays, also if the uninstall succeeds.
+    // The socket of a running agent is kept, even if the uninstall succeeds.
     let _alive = UnixDatagram::bind(node.net(SOCKET)).unwrap();
     node.uninstall_ends_with(1);
     assert!(node.net(SOCKET).exists());
@@ -227,10 +226,10 @@ fn a_failed_uninstall_also_removes_a_dead_agents_record_socket() {
 }
 
 #[test]
-fn a_flood_of_records_is_logged_at_a_limited_rate() {
+fn flood_of_records_is_logged_at_a_limited_rate() {
     let node = Node::with_calico();
     let mut agent = node.start_ready();
-    until("the socket", || is_there(&node));
+    until("the socket", || has_socket(&node));
     let send = |changes: &Value| send(&node, 1, changes);
     let writer = UnixDatagram::unbound().unwrap();
     for bad in ["", "x", "{}"] {
@@ -239,15 +238,17 @@ fn a_flood_of_records_is_logged_at_a_limited_rate() {
     for (key, value) in
         [("pod", "a\nb"), ("pod", &*"a".repeat(20_000)), ("namespace", ".."), ("pod", "good")]
     {
-        until("room", || send(&json!({key: value})));
+        until("the record is sent", || send(&json!({key: value})));
     }
     until("the valid record is read", || agent.log().contains("emojivoto/good "));
     assert_eq!(agent.log().matches("linkerd-cni: ").count(), 1, "{}", agent.log());
 
     let (flood, begin) = (json!({"pod": "flood"}), Instant::now());
     let lines = || agent.log().matches("emojivoto/flood ").count();
-    until("a burst goes through", || {
-        (0..64).for_each(|_| _ = send(&flood));
+    until("a burst is logged", || {
+        for _ in 0..64 {
+            send(&flood);
+        }
         lines() >= 256
     });
     for _ in 0..400 {
@@ -259,19 +260,21 @@ fn a_flood_of_records_is_logged_at_a_limited_rate() {
     agent.until_ready();
 }
 
-/// Changes of a record: a list with invalid ports.
+/// Returns the changes for a record with ignored ports.
 fn invalid_ports(source: &str) -> Value {
     json!({"ignored": [{"source": source, "elements": ["http", "30-20"]}]})
 }
 
 #[test]
-fn only_a_pods_problem_is_an_event_and_only_once() {
+fn ignored_ports_are_reported_in_one_event_only_if_an_annotation_lists_them() {
     let scene = Scene::with_socket();
     for source in [KEY, "outbound-ports-to-ignore"] {
-        (0..3).for_each(|_| scene.send(1, &invalid_ports(source)));
+        for _ in 0..3 {
+            scene.send(1, &invalid_ports(source));
+        }
         let line = format!("; ignored in {source}: \"http\", \"30-20\"");
         until(&line, || scene.agent.log().contains(&line));
-        until("all are counted", || scene.counted(source) == 3.0);
+        until("all are counted", || scene.count_ignored(source) == 3.0);
     }
     scene.settle();
     let events = scene.posted();
@@ -285,14 +288,16 @@ fn only_a_pods_problem_is_an_event_and_only_once() {
 }
 
 #[test]
-fn an_agent_without_the_right_to_events_logs_once_and_stops_posting() {
+fn agent_that_may_not_create_events_logs_this_once_and_stops_posting() {
     let scene = Scene::with_socket();
     scene.api.state().events = 403;
     scene.send(1, &invalid_ports(KEY));
     let reason = "cannot post Events, because the agent's ServiceAccount may not create Events";
     until("the reason", || scene.agent.log().contains(reason));
-    (2..30).for_each(|number| scene.send(number, &invalid_ports(KEY)));
-    until("all are read", || scene.counted(KEY) == 29.0);
+    for number in 2..30 {
+        scene.send(number, &invalid_ports(KEY));
+    }
+    until("all are counted", || scene.count_ignored(KEY) == 29.0);
     assert_eq!(scene.posted().len(), 1);
     assert_eq!(scene.agent.log().matches(reason).count(), 1);
 }

@@ -1,4 +1,4 @@
-//! Other programs that write the same files.
+//! Tests other programs that rewrite the files of the agent.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,22 +11,24 @@ use crate::until::until;
 fn each_conflist_rewrite_causes_one_write() {
     let node = Node::with_calico();
     let mut agent = node.start_ready();
-    let mut took: Vec<Duration> = Vec::new();
-    for turn in 0..300 {
-        let text = CALICO.replace("1e3", &format!("{turn}e3"));
+    let mut times: Vec<Duration> = Vec::new();
+    for number in 0..300 {
+        let value = format!("{number}e3");
+        let text = CALICO.replace("1e3", &value);
         let path = node.net(LIST);
         let begin = Instant::now();
-        match turn % 2 {
-            0 => node.replace(&path, text.as_bytes()),
-            _ => std::fs::write(&path, &text).unwrap(),
+        if number % 2 == 0 {
+            node.replace(&path, text.as_bytes());
+        } else {
+            std::fs::write(&path, &text).unwrap();
         }
-        until("the entry", || node.chained(LIST) && node.text(LIST).contains(&format!("{turn}e3")));
-        took.push(begin.elapsed());
+        until("the entry", || node.chained(LIST) && node.text(LIST).contains(&value));
+        times.push(begin.elapsed());
     }
     let writes = agent.metric("linkerd_cni_agent_conflist_writes_total");
     assert!(writes <= 301.0, "{writes} writes");
-    took.sort();
-    let (p50, p99) = (took[150], took[297]);
+    times.sort();
+    let (p50, p99) = (times[150], times[297]);
     println!("re-chained within {p50:?} (p50), {p99:?} (p99), {writes} writes");
     assert!(p99 < Duration::from_secs(1), "p50 {p50:?}, p99 {p99:?}");
     agent.until_ready();
@@ -45,7 +47,7 @@ fn contention_over_two_conflists_delays_writes_and_posts_an_event() {
         }
     };
     let (mut status, mut why) = (0, String::new());
-    until("the contention is named", || {
+    until("the contention is reported", || {
         overwrite();
         (status, why) = scene.agent.ready();
         names.iter().all(|name| why.contains(&format!("{name} keeps being overwritten")))
@@ -74,18 +76,18 @@ fn contention_over_two_conflists_delays_writes_and_posts_an_event() {
 }
 
 #[test]
-fn contention_over_each_file_is_logged_once_and_in_the_metric() {
+fn contention_over_any_file_is_logged_once_and_shown_in_the_metric() {
     for (file, bad) in [
         ("etc/kubeconfig.json", "bad"),
         ("bin/linkerd-cni", "bad"),
-        // The text lacks the plugin entry, because another agent's entry is no contention.
+        // Removing the plugin entry causes contention. Another agent's entry would not.
         ("etc/10-calico.conflist", CALICO),
     ] {
         let node = Node::with_calico();
         let agent = node.start_ready();
-        let said = || agent.log().matches("keeps being overwritten by another writer").count();
-        node.until_contended(file, bad, || said() > 0);
+        let lines = || agent.log().matches("keeps being overwritten by another writer").count();
+        node.until_contended(file, bad, || lines() > 0);
         assert_eq!(agent.metric("linkerd_cni_agent_contention_active"), 1.0, "{file}");
-        assert_eq!(said(), 1, "{}", agent.log());
+        assert_eq!(lines(), 1, "{}", agent.log());
     }
 }

@@ -1,4 +1,4 @@
-//! Saved state that is damaged, or that cannot be read.
+//! Tests a saved state that is damaged or cannot be read.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use crate::until::until;
 const STATE: &str = ".linkerd-cni-state";
 const DAMAGED: &str = ".linkerd-cni-state.damaged";
 
-/// A node whose agent was killed after it had chained to a conflist and to a `.conf`.
+/// Creates a node whose agent was killed after it had chained a conflist and a `.conf`.
 fn chained_node() -> Node {
     let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
@@ -18,16 +18,16 @@ fn chained_node() -> Node {
     node
 }
 
-/// Makes the saved state a file that cannot be opened, and returns how to get it back.
+/// Replaces the saved state by a file that cannot be opened. Returns a function that restores it.
 fn hide(node: &Node) -> impl Fn() {
-    let (state, away) = (node.net(STATE), node.root().join("away"));
-    fs::rename(&state, &away).unwrap();
+    let (state, hidden) = (node.net(STATE), node.root().join("hidden"));
+    fs::rename(&state, &hidden).unwrap();
     symlink(STATE, &state).unwrap();
-    move || fs::rename(&away, &state).unwrap()
+    move || fs::rename(&hidden, &state).unwrap()
 }
 
 #[test]
-fn a_damaged_saved_state_is_renamed_and_does_not_stop_the_agent() {
+fn damaged_saved_state_is_renamed_and_does_not_stop_the_agent() {
     let node = chained_node();
     let text = node.text(STATE);
     for damaged in ["", "{", &text[..text.len() / 2], "[1]"] {
@@ -46,7 +46,7 @@ fn a_damaged_saved_state_is_renamed_and_does_not_stop_the_agent() {
 }
 
 #[test]
-fn an_uninstall_keeps_a_saved_state_that_is_damaged() {
+fn uninstall_keeps_a_damaged_saved_state() {
     let node = chained_node();
     let damaged = &node.text(STATE)[..40];
     node.write(STATE, damaged);
@@ -59,19 +59,19 @@ fn an_uninstall_keeps_a_saved_state_that_is_damaged() {
 }
 
 #[test]
-fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
+fn unreadable_saved_state_is_not_overwritten() {
     let node = chained_node();
     node.write("30-new.conf", CONF);
-    let give_back = hide(&node);
+    let restore = hide(&node);
     let mut agent = node.start();
     until("the reason", || {
         agent.log().contains("30-new.conflist: ") && agent.log().contains("cannot be read")
     });
-    // The agent keeps a conflist chained, which needs no saved state.
+    // The agent still chains a conflist, because that needs no saved state.
     node.write(LIST, CALICO);
     until("the entry", || node.chained(LIST));
     assert_eq!(node.text("30-new.conf"), CONF);
-    give_back();
+    restore();
     until("the new network", || node.chained("30-new.conflist"));
     agent.until_ready();
     assert!(node.json(STATE)["originals"]["30-new.conflist"].is_object());
@@ -81,16 +81,16 @@ fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
 }
 
 #[test]
-fn an_uninstall_with_an_unreadable_saved_state_is_completed_by_the_next() {
+fn uninstall_with_an_unreadable_saved_state_is_completed_by_the_next_uninstall() {
     let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
     let mut agent = node.start_ready();
-    let give_back = hide(&node);
+    let restore = hide(&node);
     agent.signal(nix::sys::signal::Signal::SIGTERM);
     assert_eq!(agent.wait(), Some(1), "{}", agent.log());
     assert!(!node.chained("20-net.conflist"));
-    give_back();
+    restore();
     node.uninstall();
     assert_eq!(node.tree(), before);
 }

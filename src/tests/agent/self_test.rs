@@ -1,5 +1,5 @@
-//! The self-test: the installed plugin, called in scratch network namespaces.
-//! Needs root.
+//! Tests the self-test, in which the agent calls the installed plugin in scratch network
+//! namespaces. Needs root.
 
 use std::fs;
 
@@ -12,11 +12,11 @@ use crate::until::until;
 
 pub const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 
-/// What the chart makes of its values, for a cluster with both address families.
+/// Plugin entry as the chart renders it for a dual-stack cluster.
 pub const ENTRY: &str = include_str!("self_test.json");
 
-/// Puts this plugin into the image, and a network config of CNI 1.0.0, which has CHECK, on the
-/// node.
+/// Puts this plugin into the image, and a network config of CNI 1.0.0 on the node. This version has
+/// CHECK.
 fn use_plugin(node: &Node, plugin: impl AsRef<[u8]>) {
     write_program(node.root().join("image/linkerd-cni"), plugin);
     node.write(LIST, &CALICO.replace("0.3.1", "1.0.0"));
@@ -37,7 +37,7 @@ fn real_node() -> Node {
     node_with(fs::read(PLUGIN).unwrap())
 }
 
-/// A plugin that responds to VERSION, and else runs these commands.
+/// Returns a plugin that responds to VERSION, and runs these shell commands for all other commands.
 fn script(text: &str) -> String {
     let version = r#"{"supportedVersions": ["1.0.0"]}"#;
     format!("#!/bin/sh\n[ $CNI_COMMAND = VERSION ] && echo '{version}' && exit\n{text}\n")
@@ -67,7 +67,7 @@ fn self_test_shows_redirected_tcp_in_both_directions_and_families() {
     for (version, calls) in [("0.3.1", "ADD succeeded"), ("1.0.0", "ADD and CHECK succeeded")] {
         let node = real_node();
         node.write(LIST, &CALICO.replace("0.3.1", version));
-        // Without a plugin of the primary CNI in the bin dir the agent warns.
+        // Without a plugin of the primary CNI in the bin dir, the agent would log a warning.
         fs::write(node.bin("portmap"), "").unwrap();
         let mut agent = start(&node, ENTRY);
         agent.until_ready();
@@ -79,19 +79,18 @@ fn self_test_shows_redirected_tcp_in_both_directions_and_families() {
         assert!(log.contains(&passed), "{log}");
         let (tested, ready) = (log.find(&passed), log.find("is installed and verified"));
         assert!(tested < ready, "{log}");
-        // With portmap in the bin dir there is nothing to warn about.
         assert!(!log.contains("WARN"), "{log}");
         assert_eq!(self_tests(&agent, "passed"), 1.0);
     }
 }
 
 #[test]
-fn the_self_test_reruns_only_when_binary_or_entry_changes() {
+fn self_test_reruns_only_when_binary_or_entry_changes() {
     let node = real_node();
     let mut agent = node.start_ready_with(&vars(ENTRY));
     let passes = |agent: &Agent| agent.metric("linkerd_cni_agent_reconcile_total");
     let before = passes(&agent);
-    until("some more passes", || passes(&agent) > before + 2.0);
+    until("more passes", || passes(&agent) > before + 2.0);
     assert_eq!(self_tests(&agent, "passed"), 1.0);
     fs::remove_file(node.bin("linkerd-cni")).unwrap();
     until("a second self-test", || self_tests(&agent, "passed") == 2.0);
@@ -99,9 +98,9 @@ fn the_self_test_reruns_only_when_binary_or_entry_changes() {
 }
 
 #[test]
-fn the_self_test_is_skipped_if_the_agent_lacks_the_modes_iptables() {
+fn self_test_is_skipped_if_the_agent_has_no_iptables_for_the_mode() {
     let node = real_node();
-    // Hides iptables, which the agent's image lacks.
+    // Hide iptables, because the agent's image does not contain it.
     let hide = r#"mount -t tmpfs none /usr/sbin && exec "$0" "$@""#;
     let by = ["unshare", "--mount", "sh", "-c", hide];
     let entry = ENTRY.replace(r#""auto""#, r#""legacy""#);
@@ -113,14 +112,14 @@ fn the_self_test_is_skipped_if_the_agent_lacks_the_modes_iptables() {
 }
 
 #[test]
-fn the_self_test_uses_the_iptables_that_the_agent_has() {
+fn self_test_uses_iptables_programs_that_the_agent_finds() {
     for (mode, program) in [
         ("nft", "iptables-nft-restore"),
         ("legacy", "iptables-legacy-restore"),
         ("plain", "iptables-restore"),
     ] {
         let node = real_node();
-        // The agent finds this script before the real iptables, which the script runs.
+        // This script precedes the real iptables in PATH. It records the call and runs iptables.
         let dir = tempfile::tempdir().unwrap();
         let ran = dir.path().join("ran");
         let text = format!("echo x >>{}; exec /usr/sbin/{program} \"$@\"", ran.display());
@@ -144,7 +143,7 @@ fn node_is_not_ready_while_the_plugin_fails_the_self_test() {
     let refused = "self-test: outbound TCP to 192.0.2.2:80 does not reach the proxy's port 4140: \
                    Connection refused";
     let magic = ENTRY.replace(r#""iptables-mode": "auto""#, r#""iptables-mode": "magic""#);
-    for (name, (plugin, entry, says)) in table::named([
+    for (name, (plugin, entry, reason)) in table::named([
         (
             "a plugin that returns an error",
             (
@@ -169,30 +168,31 @@ fn node_is_not_ready_while_the_plugin_fails_the_self_test() {
     ]) {
         let node = node_with(&plugin);
         let agent = start(&node, entry);
-        until(says, || agent.ready().1.contains(says));
+        until(reason, || agent.ready().1.contains(reason));
         assert_eq!(agent.ready().0, 500, "{name}");
-        // The plugin is chained nevertheless, so that meshed pods fail instead of starting without
-        // redirect rules.
+        // The plugin is chained anyway. Meshed pods then fail instead of starting without redirect
+        // rules.
         assert!(node.chained(LIST), "{name}");
         assert!(!agent.log().contains("is installed and verified"), "{name}");
     }
 }
 
 #[test]
-fn a_failed_self_test_is_retried_until_it_passes() {
-    let gate = tempfile::tempdir().unwrap();
-    let [open, tries] = ["open", "tries"].map(|name| gate.path().join(name));
-    let (opened, tried) = (open.display(), tries.display());
-    let text = format!("echo x >>{tried}; [ -e {opened} ] && exec {PLUGIN}; exit 5");
+fn failed_self_test_is_retried_until_it_passes() {
+    let dir = tempfile::tempdir().unwrap();
+    // The plugin fails until the file `works` exists.
+    let [works, calls] = ["works", "calls"].map(|name| dir.path().join(name));
+    let (works_path, calls_path) = (works.display(), calls.display());
+    let text = format!("echo x >>{calls_path}; [ -e {works_path} ] && exec {PLUGIN}; exit 5");
     let node = node_with(script(&text));
     let mut agent = start(&node, ENTRY);
-    let tried = || fs::read_to_string(&tries).unwrap_or_default().lines().count();
-    until("three tries", || tried() >= 3);
+    let count = || fs::read_to_string(&calls).unwrap_or_default().lines().count();
+    until("three attempts", || count() >= 3);
     assert_eq!(agent.ready().0, 500);
-    // The agent waits longer after each failure, and logs the failure once.
-    assert!(tried() <= 4, "{}", tried());
+    // The agent backs off after each failure, and logs the failure once.
+    assert!(count() <= 4, "{}", count());
     assert_eq!(agent.log().matches("exit status: 5").count(), 1);
-    fs::write(open, "").unwrap();
+    fs::write(&works, "").unwrap();
     agent.until_ready();
-    until("the log says so", || agent.log().contains("self-test: resolved"));
+    until("the failure is resolved", || agent.log().contains("self-test: resolved"));
 }

@@ -1,4 +1,4 @@
-//! The startup taint of the agent's Node, which holds pods off the node until it is ready.
+//! Tests the startup taint, which keeps pods off a node until the agent is ready.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ fn taints(keys: &[&str]) -> Vec<Value> {
     keys.iter().map(taint).collect()
 }
 
-/// A node with the taint and two others.
+/// Creates a node with the startup taint and two other taints.
 fn tainted() -> (Api, Node) {
     let api = Api::start();
     let mut node = Node::with_api(&api);
@@ -27,10 +27,10 @@ fn tainted() -> (Api, Node) {
     (api, node)
 }
 
-/// Waits until the thread that removes the taint has had a turn from its start to its end. A turn
-/// checks the credential first, and a new kubeconfig causes a check: a second check follows the end
-/// of the turn of the first.
-fn another_turn(scene: &Scene) {
+/// Waits until the API thread has run all of its tasks, including the removal of the taint. It
+/// checks the credential first. When it checks the credential a second time, it has finished the
+/// tasks that followed the first check.
+fn until_tasks_finished(scene: &Scene) {
     scene.until_checked();
     scene.until_checked();
 }
@@ -43,13 +43,13 @@ fn start(more: &[(&str, &str)], prepare: impl FnOnce(&Api, &Node)) -> Scene {
     Scene { api, node, agent }
 }
 
-/// Makes a bin dir with a plugin of the primary CNI.
+/// Creates a bin dir with a plugin of the primary CNI.
 fn make_bin_dir(node: &Node) {
     let _ = fs::create_dir(node.bin(""));
     fs::write(node.bin("calico"), "a plugin").unwrap();
 }
 
-/// Waits until only the other taints are left.
+/// Waits until the startup taint is removed and only the other taints are left.
 fn until_removed(api: &Api) {
     until("the taint is removed", || api.state().taints == taints(&["one", "other"]));
 }
@@ -60,12 +60,13 @@ fn required(required: bool) -> (&'static str, &'static str) {
     ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", if required { "true" } else { "false" })
 }
 
-/// A plugin that responds to VERSION only.
+/// A plugin that responds only to VERSION.
 const FAILS_ADD: &[u8] =
     b"#!/bin/sh\n[ $CNI_COMMAND = VERSION ] && echo '{\"supportedVersions\": [\"1.0.0\"]}'\n";
 
 type Change = fn(&Node);
-/// What `/ready` names, the agent's variable, the fault, and its end.
+/// Word in the reason of `/ready`, environment variable of the agent, function that causes the
+/// fault, and function that ends the fault.
 const NOT_READY: [(&str, (&str, &str), Change, Change); 4] = [
     ("bin", ("", ""), |node| node.remove_tree("bin"), make_bin_dir),
     (
@@ -89,12 +90,12 @@ const NOT_READY: [(&str, (&str, &str), Change, Change); 4] = [
 ];
 
 #[test]
-fn startup_taint_stays_while_the_node_is_not_ready() {
+fn startup_taint_is_kept_while_the_node_is_not_ready() {
     for (what, var, fault, end) in NOT_READY {
         let vars = if var.0.is_empty() { vec![] } else { vec![var] };
         let scene = start(&vars, |_, node| fault(node));
         until(what, || scene.agent.ready().1.contains(what));
-        another_turn(&scene);
+        until_tasks_finished(&scene);
         assert_eq!(scene.api.asked("", "/api/v1/nodes/"), 0, "{what}");
         assert_eq!(scene.api.state().taints.len(), 3, "{what}");
         end(&scene.node);
@@ -104,7 +105,8 @@ fn startup_taint_stays_while_the_node_is_not_ready() {
     }
 }
 
-/// The plugin is chained, so no pod can start without it, and the node would never get a pod.
+/// The plugin is chained, so no meshed pod can start without redirect rules. If the taint were
+/// kept, the node would never get a pod.
 #[test]
 fn startup_taint_is_removed_if_a_wrong_bin_dir_is_only_a_warning() {
     for killed in [false, true] {
@@ -120,23 +122,23 @@ fn startup_taint_is_removed_if_a_wrong_bin_dir_is_only_a_warning() {
 }
 
 #[test]
-fn failed_taint_removal_is_logged_once_and_repeated_but_not_after_sigterm() {
+fn failed_taint_removal_is_logged_once_and_retried_until_sigterm() {
     let mut scene = start(&[], |api, _| api.state().conflicts = u32::MAX);
     scene.agent.until_ready();
     let Scene { api, agent, .. } = &mut scene;
-    until("three tries", || api.asked("PATCH", "/api/v1/nodes/node-1") > 2);
-    let says = format!("cannot remove the startup taint {KEY} from node node-1: ");
-    assert_eq!(agent.log().matches(&says).count(), 1, "{}", agent.log());
+    until("three attempts", || api.asked("PATCH", "/api/v1/nodes/node-1") > 2);
+    let warning = format!("cannot remove the startup taint {KEY} from node node-1: ");
+    assert_eq!(agent.log().matches(&warning).count(), 1, "{}", agent.log());
     assert_eq!(agent.ready().0, 200);
     api.state().daemon_set = DaemonSetState::Status(403);
     delete_pod(api);
     agent.signal(Signal::SIGTERM);
     until("the agent asks again", || agent.log().contains("asking again"));
     api.state().conflicts = 0;
-    // In this time the agent would try to remove the taint again.
-    let rounds = || api.asked("GET", "/daemonsets/linkerd-cni");
-    let before = rounds();
-    until("two more rounds of requests", || rounds() >= before + 2);
+    // Wait long enough for another attempt to remove the taint. There must be none.
+    let requests = || api.asked("GET", "/daemonsets/linkerd-cni");
+    let before = requests();
+    until("two more requests for the DaemonSet", || requests() >= before + 2);
     api.state().daemon_set = DaemonSetState::Exists;
     assert_eq!(agent.wait(), Some(0));
     assert_eq!(api.state().taints.len(), 3, "{}", agent.log());

@@ -1,4 +1,4 @@
-//! Whether a stopped agent uninstalls, by the API server's response.
+//! Tests whether a stopped agent uninstalls, for each response of the API server.
 
 use std::fs;
 use std::thread;
@@ -14,12 +14,13 @@ use crate::api::{Api, DaemonSetState, State, delete_pod, owner, pod_owned_by};
 use crate::node::{LIST, Node};
 use crate::until::until;
 
-/// Leaves an agent three seconds to ask.
+/// Grace period that leaves an agent [`TIME_TO_DECIDE`].
 const GRACE: (&str, &str) = ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "8");
-const TIME_TO_ASK: Duration = Duration::from_secs(3);
-/// Shorter than the 25 s that an agent has to ask without [`GRACE`].
+const TIME_TO_DECIDE: Duration = Duration::from_secs(3);
+/// Longest time of a decision that does not wait. Shorter than the 25 s that an agent has to decide
+/// without [`GRACE`].
 const AT_ONCE: Duration = Duration::from_secs(20);
-/// The node that the agent runs on.
+/// Name of the node on which the agent runs.
 const NODE: (&str, &str) = ("LINKERD_CNI_NODE_NAME", "node-1");
 
 const OUT_OF_SCOPE: &str = "node node-1 is no longer in the DaemonSet's scope: ";
@@ -131,13 +132,13 @@ impl StopRow {
     }
 }
 
-/// Returns the rows of one outcome.
+/// Returns the rows with this outcome.
 fn rows(outcome: &str) -> impl Iterator<Item = (RowName, StopRow)> + Send {
     table::rows_of(include_str!("stop_decision.yaml"), outcome)
 }
 
-/// Stops an agent as the row says. Returns its scene, how long the agent took, and the number of
-/// requests since it was stopped.
+/// Stops an agent in the situation of the row. Returns the scene, the time until the agent exited,
+/// and the number of requests in this time.
 fn stop(row: &StopRow, vars: &[(&str, &str)]) -> (Scene, Duration, usize) {
     let mut scene = row.start(vars);
     let before = scene.api.requests().len();
@@ -147,12 +148,12 @@ fn stop(row: &StopRow, vars: &[(&str, &str)]) -> (Scene, Duration, usize) {
     }
     let begin = Instant::now();
     assert_eq!(scene.agent.stop(), Some(0), "{}", scene.agent.log());
-    let asked = scene.api.requests().len() - before;
-    (scene, begin.elapsed(), asked)
+    let requests = scene.api.requests().len() - before;
+    (scene, begin.elapsed(), requests)
 }
 
 #[test]
-fn stopped_agent_uninstalls_at_once_if_the_api_server_proves_it() {
+fn stopped_agent_uninstalls_immediately_if_a_response_proves_an_uninstall() {
     in_parallel(rows("uninstalled"), |(name, row)| {
         let (scene, took, _) = stop(&row, &[NODE]);
         scene.assert_uninstalled(&name);
@@ -165,7 +166,7 @@ fn stopped_agent_uninstalls_at_once_if_the_api_server_proves_it() {
 }
 
 #[test]
-fn stopped_agent_keeps_the_plugin_at_once_if_an_uninstall_is_disproved() {
+fn stopped_agent_exits_immediately_if_a_response_disproves_an_uninstall() {
     in_parallel(rows("left in place"), |(name, row)| {
         let (scene, took, _) = stop(&row, &[NODE]);
         scene.assert_left_in_place(&name, &row.why);
@@ -174,20 +175,21 @@ fn stopped_agent_keeps_the_plugin_at_once_if_an_uninstall_is_disproved() {
 }
 
 #[test]
-fn stopped_agent_without_proof_asks_again_and_keeps_the_plugin() {
+fn stopped_agent_retries_until_its_time_is_over_if_no_response_is_conclusive() {
     in_parallel(rows("no proof"), |(name, row)| {
-        let (scene, took, asked) = stop(&row, &[GRACE, NODE]);
+        let (scene, took, requests) = stop(&row, &[GRACE, NODE]);
         let no_proof = "no proof of an uninstall within 3 s; last finding: ";
         scene.assert_left_in_place(&name, no_proof);
         scene.assert_left_in_place(&name, &row.why);
-        assert!(took >= TIME_TO_ASK && took < TIME_TO_ASK * 10, "{name}: {took:?}");
+        assert!(took >= TIME_TO_DECIDE && took < TIME_TO_DECIDE * 10, "{name}: {took:?}");
 
         let fewest = if row.down || row.silent { 0 } else { 2 };
-        assert!((fewest..20).contains(&asked), "{name}: {asked}");
+        assert!((fewest..20).contains(&requests), "{name}: {requests}");
         let log = scene.agent.log();
         let findings: Vec<_> =
             log.lines().filter_map(|line| line.split_once("asking again")).collect();
-        // A connection can be refused in more than one way.
+        // The agent logs a finding only if it differs from the last one. There may be several,
+        // because a connection can fail in different ways.
         let are_changes = findings.windows(2).all(|pair| pair[0].1 != pair[1].1);
         assert!(are_changes, "{name}: {log}");
         if row.silent {
@@ -195,14 +197,14 @@ fn stopped_agent_without_proof_asks_again_and_keeps_the_plugin() {
         } else if row.down {
             assert!(!findings.is_empty(), "{name}: {log}");
         } else {
-            // The watch may show the deletion only after the first round.
+            // There may be a second finding if the watch shows the deletion late.
             assert!((1..=2).contains(&findings.len()), "{name}: {log}");
         }
     });
 }
 
 #[test]
-fn agent_without_the_name_of_its_node_keeps_the_plugin() {
+fn stopped_agent_that_does_not_know_its_node_keeps_the_plugin() {
     let mut scene = Scene::start(&[("LINKERD_CNI_NODE_NAME", "")]);
     scene.stop(|state| {
         state.placement = json!({"nodeSelector": {"kubernetes.io/os": "linux"}});
@@ -212,24 +214,25 @@ fn agent_without_the_name_of_its_node_keeps_the_plugin() {
 }
 
 #[test]
-fn response_of_a_recovered_api_server_decides_on_the_uninstall() {
+fn response_of_a_recovered_api_server_decides_about_the_uninstall() {
     type Change = fn(&mut State);
-    let troubles: Vec<(&str, Change)> = vec![
+    let faults: Vec<(&str, Change)> = vec![
         ("429", |state| state.daemon_set = DaemonSetState::Status(429)),
         ("down", |state| state.down = true),
         ("silent", |state| {
             (state.daemon_set, state.silent) = (DaemonSetState::Status(500), true);
         }),
     ];
-    in_parallel(troubles, |(what, trouble)| {
+    in_parallel(faults, |(what, fault)| {
         for set in [DaemonSetState::Exists, DaemonSetState::Status(404)] {
             let mut scene = Scene::start(&[]);
-            trouble(&mut scene.api.state());
+            fault(&mut scene.api.state());
             delete_pod(&scene.api);
             scene.agent.signal(Signal::SIGTERM);
-            match what {
-                "silent" => thread::sleep(Duration::from_secs(1)),
-                _ => until("asked once", || scene.agent.log().contains("asking again")),
+            if what == "silent" {
+                thread::sleep(Duration::from_secs(1));
+            } else {
+                until("the first response", || scene.agent.log().contains("asking again"));
             }
             let mut state = scene.api.state();
             (state.daemon_set, state.down, state.silent) = (set, false, false);
@@ -244,7 +247,7 @@ fn response_of_a_recovered_api_server_decides_on_the_uninstall() {
 }
 
 #[test]
-fn an_agent_without_an_api_server_leaves_everything_in_place() {
+fn stopped_agent_without_an_api_server_leaves_everything_in_place() {
     let account = ("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "");
     let unreachable = [("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", "1")];
     let unset = [("KUBERNETES_SERVICE_HOST", ""), ("KUBERNETES_SERVICE_PORT", "")];
@@ -258,29 +261,30 @@ fn an_agent_without_an_api_server_leaves_everything_in_place() {
                 let mut scene = Scene::start(&[]);
                 scene.agent.kill();
                 scene.agent = scene.node.start_with(&vars);
-                until("it began to work", || scene.agent.ready().0 != 0);
+                until("the agent listens", || scene.agent.ready().0 != 0);
                 scene.stop(|state| state.down = true);
                 scene.assert_left_in_place(address[0].1, why);
                 return;
             }
             let node = Node::with_calico();
             let mut agent = node.start_with(&vars);
-            until("it began to work", || agent.ready().0 != 0);
+            until("the agent listens", || agent.ready().0 != 0);
             let is_chained = || node.chained(LIST);
             until("the plugin is installed", || is_chained() || address == &unset);
             assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-            let says = if address == &unset { "nothing is installed on this node" } else { why };
-            assert!(agent.log().contains(says), "{}", agent.log());
+            let why = if address == &unset { "nothing is installed on this node" } else { why };
+            assert!(agent.log().contains(why), "{}", agent.log());
             assert_eq!(is_chained(), address != &unset, "{}", agent.log());
         },
     );
 }
 
 #[test]
-fn a_deciding_agent_ignores_further_signals_and_restores_removed_files() {
+fn agent_that_is_still_deciding_ignores_signals_and_restores_removed_files() {
     let mut scene = Scene::asking();
     let kubeconfig = scene.node.inode("kubeconfig.json");
-    // Without a valid token, a running agent would write its own one, which ends with its pod.
+    // The agent must not write its own token in place of the rejected one, because its token
+    // becomes invalid when its pod is deleted.
     scene.api.state().tokens.retain(|token| token == "token-1");
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGTERM] {
         scene.agent.signal(signal);
@@ -297,10 +301,10 @@ fn a_deciding_agent_ignores_further_signals_and_restores_removed_files() {
 }
 
 #[test]
-fn a_failed_uninstall_posts_an_event_on_the_node() {
+fn failed_uninstall_posts_an_event_on_the_node() {
     const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
     let mut scene = Scene::start(&[NODE]);
-    // A copy of the chain in the config of another program, which the agent must not change.
+    // The config of Multus contains a copy of the plugin entry, which the agent must not change.
     let chained = scene.node.text(LIST);
     let multus = format!(r#"{{"type":"multus","delegates":[{chained}]}}"#);
     scene.node.write("99-multus.conf", &multus);
@@ -316,9 +320,10 @@ fn a_failed_uninstall_posts_an_event_on_the_node() {
     assert!(note.contains("99-multus.conf") && note.contains("uninstall"), "{note}");
 }
 
-/// `helm uninstall`: the API server rejects the token with which the agent would post an Event.
+/// During a `helm uninstall` the API server rejects the agent's token, so the agent cannot post an
+/// Event.
 #[test]
-fn the_next_agent_reports_an_uninstall_that_failed() {
+fn next_agent_reports_an_uninstall_that_failed() {
     let api = Api::start();
     let mut node = Node::with_api(&api);
     let run_dir = node.root().join("run");
@@ -343,7 +348,7 @@ fn the_next_agent_reports_an_uninstall_that_failed() {
     assert_eq!(event["regarding"]["name"], "node-1");
     let note = event["note"].as_str().unwrap();
     assert!(note.contains("99-multus.conf"), "{event}");
-    // The year of the failure.
+    // The note contains the time of the failure, which starts with the year.
     assert!(note.contains("failed at 20"), "{event}");
     let log = next.log();
     assert!(log.contains("the last uninstall on this node failed"), "{log}");

@@ -1,5 +1,4 @@
-//! What an agent learns of its own pod before SIGTERM, and what then looks like an uninstall, or is
-//! one.
+//! Tests which events around SIGTERM prove an uninstall to the agent, and which only look like one.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +15,8 @@ use crate::node::Node;
 use crate::records::report_rejection;
 use crate::until::until;
 
-/// Leaves an agent seven seconds to ask, which is longer than rejections take to be proof.
+/// Grace period that leaves an agent seven seconds to decide. That is longer than tokens must be
+/// rejected to prove an uninstall.
 const GRACE: (&str, &str) = ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "12");
 const REJECTED: &str = "the API server rejected the token in the kubeconfig (HTTP 401)";
 
@@ -24,21 +24,21 @@ fn two_accounts() -> Scene {
     Scene::start(&[GRACE])
 }
 
-/// As under upstream's chart: the plugin has the agent's token, which is bound to the pod.
+/// Starts an agent as upstream's chart does: the plugin uses the agent's token, which is bound to
+/// the agent's pod.
 fn one_account() -> Scene {
     Scene::start_with_token(&bound_token(), &[GRACE])
 }
 
-/// An agent whose watch and requests of its pod are denied.
+/// Starts an agent that may not watch or read its own pod.
 fn without_rights(has_two_accounts: bool, vars: &[(&str, &str)]) -> Scene {
     let deny = |state: &mut State| (state.pods_status, state.pod) = (403, Err(403));
-    match has_two_accounts {
-        true => {
-            let api = Api::start();
-            deny(&mut api.state());
-            Scene::start_with(api, vars)
-        }
-        false => Scene::start_with_token_after(&bound_token(), vars, deny),
+    if has_two_accounts {
+        let api = Api::start();
+        deny(&mut api.state());
+        Scene::start_with(api, vars)
+    } else {
+        Scene::start_with_token_after(&bound_token(), vars, deny)
     }
 }
 
@@ -47,7 +47,7 @@ impl Scene {
         self.agent.signal(Signal::SIGTERM);
     }
 
-    /// Waits for the reconcile pass that the agent's watch starts when `event` is new.
+    /// Causes an event, and waits for the reconcile pass that the agent's watch then starts.
     fn until_noticed(&self, event: impl FnOnce(&Api)) {
         let passes = || self.agent.metric("linkerd_cni_agent_reconcile_total");
         let before = passes();
@@ -55,8 +55,8 @@ impl Scene {
         until("a pass", || passes() > before);
     }
 
-    /// Ends the watch, and waits for the next request for one.
-    fn until_watch_asks_again(&self) {
+    /// Ends the watch, and waits until the agent requests a new one.
+    fn until_watch_is_renewed(&self) {
         let asked = || self.api.watches().len() + self.api.lists();
         let before = asked();
         self.api.break_watches();
@@ -68,8 +68,8 @@ impl Scene {
     }
 }
 
-/// Stops the agent before it looks at the node again, after `change`, while the API server rejects
-/// every token.
+/// Stops the agent after `change` and before its next reconcile pass. The API server rejects all
+/// tokens.
 fn stop_after(scene: &Scene, change: impl FnOnce(&Node)) {
     delete_pod(&scene.api);
     scene.pause_between_passes();
@@ -79,10 +79,11 @@ fn stop_after(scene: &Scene, change: impl FnOnce(&Node)) {
     scene.agent.signal(Signal::SIGCONT);
 }
 
-/// What happens, the agent's start, the events until it decides, and the reason in its log.
+/// Description, function that starts the agent, function that causes the events, and reason in the
+/// agent's log.
 type Case = (&'static str, fn() -> Scene, fn(&mut Scene), &'static str);
 
-/// None of these proves an uninstall.
+/// Events that do not prove an uninstall.
 const NO_PROOF: &[Case] = &[
     (
         "the pod was deleted by force, and its token ended with it",
@@ -98,7 +99,8 @@ const NO_PROOF: &[Case] = &[
         "a forced deletion followed a graceful one",
         one_account,
         |scene| {
-            // Otherwise the DaemonSet, which exists, settles it before the forced deletion.
+            // Hide that the DaemonSet exists. Otherwise the agent would decide before the forced
+            // deletion.
             scene.api.state().daemon_set = DaemonSetState::Status(403);
             delete_pod(&scene.api);
             scene.sigterm();
@@ -113,7 +115,7 @@ const NO_PROOF: &[Case] = &[
         one_account,
         |scene| {
             scene.api.state().tokens.clear();
-            scene.until_watch_asks_again();
+            scene.until_watch_is_renewed();
             scene.api.state().delete_pod(30);
             scene.sigterm();
         },
@@ -198,8 +200,8 @@ const NO_PROOF: &[Case] = &[
         },
         "accepted the plugin's token",
     ),
-    // A node that was cut off for longer than its tokens live is told to stop in an upgrade before
-    // any is renewed.
+    // The node was offline until its tokens expired, and an upgrade stops the agent before it can
+    // renew them.
     (
         "the agent's token has expired",
         two_accounts,
@@ -231,9 +233,9 @@ fn events_that_only_look_like_an_uninstall_leave_everything_in_place() {
 
 type Start = (&'static str, fn() -> Scene);
 
-/// The API server still accepts the deleted accounts for some seconds.
+/// The API server still accepts the tokens for some seconds after their accounts are deleted.
 #[test]
-fn rejection_of_every_token_for_four_seconds_proves_an_uninstall() {
+fn rejection_of_all_tokens_for_four_seconds_proves_an_uninstall() {
     let starts: [Start; 4] = [
         ("two accounts", || Scene::start(&[])),
         ("one account", || Scene::start_with_token(&bound_token(), &[])),
@@ -262,10 +264,10 @@ fn rejection_of_every_token_for_four_seconds_proves_an_uninstall() {
     });
 }
 
-/// What happens, the agent's start, and the events until it decides.
+/// Description, function that starts the agent, and function that causes the events.
 type Proof = (&'static str, fn() -> Scene, fn(&mut Scene));
 
-/// Each of these proves an uninstall.
+/// Events that prove an uninstall.
 const PROOF: &[Proof] = &[
     (
         "the watch is rejected after the deletion, and before SIGTERM",
@@ -273,7 +275,7 @@ const PROOF: &[Proof] = &[
         |scene| {
             scene.until_noticed(delete_pod);
             scene.api.state().tokens.clear();
-            scene.until_watch_asks_again();
+            scene.until_watch_is_renewed();
             scene.sigterm();
         },
     ),
@@ -295,7 +297,7 @@ const PROOF: &[Proof] = &[
         scene.api.state().delete_pod(30);
         scene.sigterm();
     }),
-    ("a request shows the deletion, and the tokens end", watch_denied, |scene| {
+    ("a request shows the deletion, and the tokens become invalid", watch_denied, |scene| {
         scene.api.state().daemon_set = DaemonSetState::Status(403);
         scene.api.state().delete_pod(30);
         scene.sigterm();
@@ -313,7 +315,7 @@ const PROOF: &[Proof] = &[
         scene.sigterm();
     }),
     (
-        "an API server that lags behind shows the pod as it was, after the deletion",
+        "after the deletion, an API server that lags behind returns the old pod",
         || Scene::start_with_token(&bound_token(), &[]),
         |scene| {
             scene.until_noticed(delete_pod);
@@ -327,7 +329,7 @@ const PROOF: &[Proof] = &[
                 .as_object_mut()
                 .unwrap()
                 .remove("deletionTimestamp");
-            scene.until_watch_asks_again();
+            scene.until_watch_is_renewed();
             scene.api.state().pod = metadata;
             scene.api.state().tokens.clear();
             scene.sigterm();
@@ -339,7 +341,7 @@ fn watch_denied() -> Scene {
     Scene::start_with_token_after(&bound_token(), &[], |state| state.pods_status = 403)
 }
 
-/// One account, and the node's pods are published.
+/// Starts an agent that watches all pods of the node. Agent and plugin use the same token.
 fn node_watch() -> Scene {
     let api = Api::start();
     api.state().tokens = vec![bound_token()];
@@ -352,7 +354,7 @@ fn node_watch() -> Scene {
 }
 
 #[test]
-fn the_pods_deletion_proves_an_uninstall_with_its_daemonset_or_tokens_gone() {
+fn deletion_of_the_pod_and_its_daemonset_or_tokens_proves_an_uninstall() {
     in_parallel(PROOF, |(name, start, events)| {
         let mut scene = start();
         events(&mut scene);
@@ -361,9 +363,10 @@ fn the_pods_deletion_proves_an_uninstall_with_its_daemonset_or_tokens_gone() {
     });
 }
 
-/// `helm uninstall` right after `helm install`: the agent starts when its accounts are gone.
+/// If `helm uninstall` follows immediately on `helm install`, the agent may start after its
+/// accounts were deleted.
 #[test]
-fn an_agent_without_an_accepted_token_leaves_an_empty_node_unchanged() {
+fn agent_without_a_valid_token_leaves_an_empty_node_unchanged() {
     in_parallel([true, false], |has_two_accounts| {
         let api = Api::start();
         api.state().tokens.clear();
@@ -384,10 +387,9 @@ fn an_agent_without_an_accepted_token_leaves_an_empty_node_unchanged() {
     });
 }
 
-/// The pod is deleted, its DaemonSet, its rights and its accounts are gone as soon as the agent has
-/// installed the plugin.
+/// All objects of the chart are deleted as soon as the agent has installed the plugin.
 #[test]
-fn an_uninstall_right_after_the_install_of_a_node_is_proven() {
+fn agent_detects_an_uninstall_immediately_after_it_installed_the_plugin() {
     in_parallel([true, false], |has_two_accounts| {
         let api = Api::start();
         let mut node = Node::with_api(&api);
@@ -406,9 +408,10 @@ fn an_uninstall_right_after_the_install_of_a_node_is_proven() {
     });
 }
 
-/// Proof of the older agent alone, such as a replaced signing key that looks like one.
+/// Only the older agent has proof of an uninstall. It may be wrong: a replaced signing key looks
+/// like one.
 #[test]
-fn a_newer_agent_that_starts_while_the_agent_asks_keeps_the_plugin() {
+fn newer_agent_that_starts_while_an_older_one_decides_keeps_the_plugin() {
     let sets =
         [DaemonSetState::BeingDeleted, DaemonSetState::Replaced, DaemonSetState::Status(403)];
     in_parallel(sets, |set| {
@@ -426,7 +429,7 @@ fn a_newer_agent_that_starts_while_the_agent_asks_keeps_the_plugin() {
 }
 
 #[test]
-fn a_newer_agent_whose_container_restarts_keeps_the_plugin() {
+fn newer_agent_whose_container_restarts_keeps_the_plugin() {
     let mut scene = Scene::start(&[GRACE]);
     let mut newer = scene.node.start_ready();
     scene.api.state().daemon_set = DaemonSetState::BeingDeleted;
@@ -440,9 +443,9 @@ fn a_newer_agent_whose_container_restarts_keeps_the_plugin() {
     scene.assert_left_in_place("restart", "a newer agent runs on this node");
 }
 
-/// A rollout: the older agent does not wait for the newer one.
+/// During a rollout, the older agent must not wait for the newer one.
 #[test]
-fn an_agent_beside_a_newer_one_ends_at_once_while_its_daemonset_exists() {
+fn older_agent_exits_immediately_if_its_daemonset_exists() {
     let mut scene = Scene::start(&[]);
     let _newer = scene.node.start_ready();
     let took = scene.stop(|_| {});
@@ -450,10 +453,10 @@ fn an_agent_beside_a_newer_one_ends_at_once_while_its_daemonset_exists() {
     assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
-/// `helm uninstall` in the second in which a rollout starts the newer agent, whose token the API
-/// server never accepts. Either agent may be stopped first.
+/// `helm uninstall` follows a rollout so quickly that the API server never accepts the token of the
+/// newer agent. Either agent may be stopped first.
 #[test]
-fn an_uninstall_while_a_newer_agent_starts_is_proven_to_the_older_one() {
+fn older_agent_uninstalls_if_the_newer_agent_never_had_a_valid_token() {
     let accounts: [fn() -> Scene; 2] =
         [|| Scene::start(&[]), || Scene::start_with_token(&bound_token(), &[])];
     in_parallel(
@@ -483,9 +486,9 @@ fn an_uninstall_while_a_newer_agent_starts_is_proven_to_the_older_one() {
     );
 }
 
-/// Both agents have proof. The older one waits, and finds nothing left to uninstall.
+/// Both agents have proof of an uninstall.
 #[test]
-fn an_older_agent_with_proof_ends_when_the_newer_one_has_uninstalled() {
+fn older_agent_waits_until_the_newer_one_has_uninstalled() {
     let mut scene = Scene::start(&[]);
     let mut newer = scene.node.start_ready();
     scene.api.state().daemon_set = DaemonSetState::Status(404);
@@ -497,7 +500,7 @@ fn an_older_agent_with_proof_ends_when_the_newer_one_has_uninstalled() {
     assert_eq!(newer.wait(), Some(0), "{}", newer.log());
     assert!(newer.log().contains("uninstalling"), "{}", newer.log());
     assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
-    // The older one waits for the newer one to return, and then finds nothing to uninstall.
+    // The older agent finds nothing left to uninstall.
     assert!(scene.node.is_uninstalled(), "{}", scene.agent.log());
     assert!(!scene.agent.log().contains("uninstalling"), "{}", scene.agent.log());
 }

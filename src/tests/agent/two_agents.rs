@@ -1,5 +1,5 @@
-//! Two agents of this project on one node, with different images, accounts or settings, as during
-//! a rolling update with a surge.
+//! Tests two agents of this project on one node, as during a rolling update with `maxSurge`. They
+//! have different images, accounts or settings.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -16,21 +16,22 @@ use crate::until::until;
 
 const VARS: [(&str, &str); 2] = [
     ("LINKERD_CNI_NAMESPACE", "linkerd-cni"),
-    // Without an API server, a stopped agent ends after one second.
+    // With this value, an agent that cannot reach the API server exits one second after SIGTERM.
     ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "6"),
 ];
 
-/// Writes of an agent that installs the plugin: binary, kubeconfig and conflist.
+/// Number of files that an agent writes to install the plugin: binary, kubeconfig and conflist.
 const FIRST_WRITES: u64 = 3;
 
+/// Returns the number of files that the agent has written.
 fn writes(agent: &Agent) -> u64 {
     let metrics = agent.get("/metrics").1;
     let values = metrics.lines().filter_map(|line| line.split_once("_writes_total "));
     values.map(|(_, value)| value.parse::<u64>().unwrap()).sum()
 }
 
-/// What differs between the agents. The run directories are those of an upgrade from upstream's
-/// chart with this image, and back: their entries differ, too.
+/// Differences between the two agents. With one of the run dirs, the entries differ, too: this
+/// happens when upstream's chart with this image is upgraded to this chart, or back.
 const DIFFERENCES: [&str; 5] = ["image", "account", "entry", "newer's run dir", "older's run dir"];
 
 fn start_old(what: &str) -> (Node, Agent) {
@@ -87,7 +88,7 @@ fn only_the_newer_of_two_ready_agents_writes() {
             assert_eq!(agent.ready().0, 200, "{what}: {}", agent.log());
             assert!(!agent.log().contains("overwritten"), "{what}: {}", agent.log());
         }
-        // The rollout ends: the newer agent has nothing left to do.
+        // When the rollout ends, the newer agent does not have to write anything.
         let written = writes(&new);
         assert_eq!(old.stop(), Some(0), "{}", old.log());
         new.until_ready();
@@ -99,16 +100,17 @@ fn only_the_newer_of_two_ready_agents_writes() {
 }
 
 #[test]
-fn an_older_agent_takes_over_when_the_newer_agent_ends() {
+fn older_agent_takes_over_when_the_newer_agent_exits() {
     in_parallel(
         DIFFERENCES.iter().flat_map(|what| [(what, false), (what, true)]),
         |(what, killed)| {
             let ((node, mut old), other) = (start_old(what), Node::new());
             let mut new = start_new(&node, &other, what);
             assert!(is_new(&node, what), "{what}");
-            match killed {
-                true => new.kill(),
-                false => assert_eq!(new.stop(), Some(0), "{}", new.log()),
+            if killed {
+                new.kill();
+            } else {
+                assert_eq!(new.stop(), Some(0), "{}", new.log());
             }
             until("the older agent's files", || !is_new(&node, what));
             old.until_ready();
@@ -118,11 +120,11 @@ fn an_older_agent_takes_over_when_the_newer_agent_ends() {
 }
 
 #[test]
-fn an_older_agent_restores_missing_files_while_a_newer_one_runs() {
+fn older_agent_restores_missing_files_while_a_newer_agent_hangs() {
     let ((node, old), other) = (start_old("entry"), Node::new());
     let mut new = start_new(&node, &other, "entry");
     until("the older agent yields", || old.log().contains("a newer agent runs"));
-    // The newer agent hangs.
+    // Make the newer agent hang.
     new.signal(nix::sys::signal::Signal::SIGSTOP);
     fs::remove_file(node.bin("linkerd-cni")).unwrap();
     fs::remove_file(node.net("kubeconfig.json")).unwrap();
@@ -131,23 +133,24 @@ fn an_older_agent_restores_missing_files_while_a_newer_one_runs() {
     new.kill();
 }
 
-/// A pass that changed the run dir, which the agent watches, would trigger the next one.
+/// The agent watches the run dir. A pass that changed this directory would trigger the next pass.
 #[test]
-fn an_agent_with_a_run_dir_makes_no_pass_while_nothing_changes() {
+fn agent_with_a_run_dir_runs_no_pass_while_nothing_changes() {
     let (_node, agent) = start_old("older's run dir");
     let reads = || {
         let io = fs::read_to_string(format!("/proc/{}/io", agent.pid())).unwrap();
         let line = io.lines().find_map(|line| line.strip_prefix("syscr: ")).unwrap();
         line.parse::<u64>().unwrap()
     };
-    // A pass reads some 30 times. The first passes follow the agent's own writes.
+    // A pass reads about 30 times. Wait until the passes that the agent's own writes caused are
+    // over.
     let is_idle = || {
         let before = reads();
         thread::sleep(Duration::from_secs(1));
         reads() - before < 100
     };
     until("the agent is idle", is_idle);
-    assert!(is_idle(), "the agent makes passes without end");
+    assert!(is_idle(), "the agent runs passes endlessly");
 }
 
 /// Sends the record of a redirected pod.
@@ -161,13 +164,13 @@ fn send_record(socket: &Path, pod: &str) {
     let _ = UnixDatagram::unbound().unwrap().send_to(record.to_string().as_bytes(), socket);
 }
 
-/// The end of a rollback: the plugin's records reach the agent that stays.
+/// At the end of a rollback, the remaining agent must receive the plugin's records.
 #[test]
-fn an_older_agent_takes_the_record_socket_over_within_milliseconds() {
+fn older_agent_takes_over_the_record_socket_within_milliseconds() {
     let (node, old) = start_old("older's run dir");
     let run_dir = node.root().join("run");
     let vars = [&VARS[..], &[("LINKERD_CNI_RUN_DIR", run_dir.to_str().unwrap())]].concat();
-    let mut took = Vec::new();
+    let mut times = Vec::new();
     for pod in ["a", "b", "c", "d", "e"] {
         let mut new = node.start_ready_with(&vars);
         assert_eq!(new.stop(), Some(0), "{}", new.log());
@@ -176,10 +179,10 @@ fn an_older_agent_takes_the_record_socket_over_within_milliseconds() {
             send_record(&run_dir.join("records.sock"), pod);
             old.log().contains(&format!("emojivoto/{pod}"))
         });
-        took.push(begin.elapsed());
+        times.push(begin.elapsed());
     }
-    took.sort();
-    println!("{took:?}");
-    // On a busy machine one may take longer.
-    assert!(took[2] < Duration::from_millis(500), "{took:?}");
+    times.sort();
+    println!("{times:?}");
+    // Check the median, because a single takeover may take longer on a busy machine.
+    assert!(times[2] < Duration::from_millis(500), "{times:?}");
 }

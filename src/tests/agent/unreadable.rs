@@ -1,4 +1,4 @@
-//! Files that the agent cannot read, though a runtime may, now or later.
+//! Tests network configs that the agent cannot read, but that a container runtime may load.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,15 +13,15 @@ use crate::agent_with_api::in_parallel;
 use crate::node::{CALICO, CONF, LIST, Node};
 use crate::until::until;
 
-/// More than the agent reads. Container runtimes have no limit.
+/// Pads a config beyond the size that the agent reads. Container runtimes have no such limit.
 fn huge(text: &str) -> String {
     format!("{text}{}", " ".repeat(6 << 20))
 }
 
 #[test]
-fn a_first_config_that_only_the_runtime_reads_makes_the_node_not_ready() {
+fn node_is_not_ready_if_only_the_runtime_can_read_the_first_config() {
     let link = "is a symbolic link out of the mounted directory";
-    // The name of the config, the reason, and the exit status of an uninstall.
+    // Name of the config, function that creates it, reason, and exit status of an uninstall.
     let make: [(&str, MakeConfig, &str, i32); 5] = [
         (
             "05-absolute.conflist",
@@ -72,7 +72,7 @@ fn a_first_config_that_only_the_runtime_reads_makes_the_node_not_ready() {
             let (status, why) = agent.ready();
             status == 500 && [name, reason, "or remove it"].iter().all(|part| why.contains(part))
         });
-        // The agent was never ready.
+        // The agent has never reported that it is ready.
         assert!(!agent.log().contains("is installed and verified"), "{}", agent.log());
         fs::rename(node.net(name), node.net(&format!("99-{name}"))).unwrap();
         agent.until_ready();
@@ -83,12 +83,12 @@ fn a_first_config_that_only_the_runtime_reads_makes_the_node_not_ready() {
         if status == 0 {
             // The config cannot name the plugin, so the uninstall does not wait for the config.
             assert!(begin.elapsed() < Duration::from_secs(4), "{name}: {}", agent.log());
-            let said = format!("{reason}, and cannot name linkerd-cni");
-            assert_eq!(agent.log().matches(&said).count(), 1, "{name}: {}", agent.log());
+            let line = format!("{reason}, and cannot name linkerd-cni");
+            assert_eq!(agent.log().matches(&line).count(), 1, "{name}: {}", agent.log());
             assert_eq!(node.tree(), before, "{name}");
             return;
         }
-        // The config may name the plugin, so its binary stays.
+        // The config may name the plugin, so the uninstall has kept the binary.
         let config = node.root().join("config");
         fs::rename(node.net(name), &config).unwrap();
         node.uninstall();
@@ -129,8 +129,8 @@ fn uninstall_keeps_the_plugin_if_it_cannot_read_a_chained_conflist() {
         hide(&node, &text);
         assert_eq!(agent.stop(), Some(1), "{what}: {}", agent.log());
         let log = agent.log();
-        for said in ["a network config still names linkerd-cni", "10-calico.conflist names"] {
-            assert!(log.contains(said), "{what}: {log}");
+        for text in ["a network config still names linkerd-cni", "10-calico.conflist names"] {
+            assert!(log.contains(text), "{what}: {log}");
         }
         assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists(), "{what}");
         let _ = fs::remove_dir_all(node.net("net"));
@@ -142,11 +142,12 @@ fn uninstall_keeps_the_plugin_if_it_cannot_read_a_chained_conflist() {
 }
 
 type MakeConfig = fn(&Path);
-/// Hides the conflist with this text from the agent, but not from a runtime.
+/// Makes the conflist with this text unreadable for the agent, but not for a runtime.
 type Hide = fn(&Node, &str);
 
-/// What another program may leave in place of a network config. No such file names the plugin.
-const JUNK: [(&str, MakeConfig); 9] = [
+/// Invalid files that another program may leave in place of a network config. None of them names
+/// the plugin.
+const INVALID: [(&str, MakeConfig); 9] = [
     ("empty", |path| fs::write(path, "").unwrap()),
     ("an empty object", |path| fs::write(path, "{}").unwrap()),
     ("half JSON", |path| fs::write(path, r#"{"name":"\u006e","plugins":[{"ty"#).unwrap()),
@@ -159,8 +160,8 @@ const JUNK: [(&str, MakeConfig); 9] = [
 ];
 
 #[test]
-fn invalid_configs_without_the_plugins_name_do_not_prevent_an_uninstall() {
-    in_parallel(JUNK, |(what, make)| {
+fn invalid_config_that_does_not_name_the_plugin_does_not_prevent_an_uninstall() {
+    in_parallel(INVALID, |(what, make)| {
         for name in ["05-x.conflist", "99-x.json"] {
             let node = Node::uninstalling_with_calico();
             node.write("20-net.conf", CONF);
@@ -183,8 +184,8 @@ fn invalid_configs_without_the_plugins_name_do_not_prevent_an_uninstall() {
 }
 
 #[test]
-fn a_chained_conflist_that_becomes_invalid_does_not_prevent_an_uninstall() {
-    in_parallel(JUNK, |(what, make)| {
+fn chained_conflist_that_becomes_invalid_does_not_prevent_an_uninstall() {
+    in_parallel(INVALID, |(what, make)| {
         let node = Node::uninstalling_with_calico();
         node.write("20-x.conflist", CALICO);
         let mut agent = node.start_ready();

@@ -1,4 +1,5 @@
-//! A plugin binary that cannot be run: no pod would start if it were chained. Needs root.
+//! Tests a plugin binary that cannot be executed. If the agent chained it, no pod could start.
+//! Needs root.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -16,8 +17,8 @@ type Change = fn(&Node);
 
 struct Fault {
     name: &'static str,
-    /// Parts of what `/ready` says.
-    says: &'static [&'static str],
+    /// Parts of the reason that `/ready` reports.
+    reason: &'static [&'static str],
     begin: Change,
     end: Change,
 }
@@ -25,7 +26,7 @@ struct Fault {
 const FAULTS: [Fault; 3] = [
     Fault {
         name: "noexec",
-        says: &["Permission denied", "bin is mounted noexec; mount it without noexec"],
+        reason: &["Permission denied", "bin is mounted noexec; mount it without noexec"],
         begin: |node| remount(&node.bin(""), MsFlags::MS_NOEXEC),
         end: |node| {
             let (flags, none) = (MsFlags::MS_BIND | MsFlags::MS_REMOUNT, None::<&str>);
@@ -34,22 +35,22 @@ const FAULTS: [Fault; 3] = [
     },
     Fault {
         name: "no program",
-        says: &["Exec format error", "destCNIBinDir"],
+        reason: &["Exec format error", "destCNIBinDir"],
         begin: |node| use_plugin(node, b"\x7fELF no program"),
         end: |node| use_plugin(node, PLUGIN),
     },
     Fault {
         name: "a program that fails",
-        says: &["VERSION failed: ", "exit status: 3; no library"],
+        reason: &["VERSION failed: ", "exit status: 3; no library"],
         begin: |node| use_plugin(node, b"#!/bin/sh\necho no library >&2; exit 3\n"),
         end: |node| use_plugin(node, PLUGIN),
     },
 ];
 
 fn use_plugin(node: &Node, plugin: &[u8]) {
-    let beside = node.root().join("new");
-    write_program(&beside, plugin);
-    fs::rename(beside, node.root().join("image/linkerd-cni")).unwrap();
+    let temporary = node.root().join("new");
+    write_program(&temporary, plugin);
+    fs::rename(temporary, node.root().join("image/linkerd-cni")).unwrap();
 }
 
 fn until_two_passes(agent: &Agent) {
@@ -59,7 +60,7 @@ fn until_two_passes(agent: &Agent) {
 }
 
 #[test]
-fn a_plugin_that_cannot_be_run_is_chained_in_no_mode() {
+fn plugin_that_cannot_be_run_is_not_chained_in_any_mode() {
     for fault in FAULTS {
         for (mode, chained) in MODES {
             in_mount_namespace(move || {
@@ -70,8 +71,8 @@ fn a_plugin_that_cannot_be_run_is_chained_in_no_mode() {
                 let mut agent = node.start_with(mode);
                 until(fault.name, || {
                     let (status, why) = agent.ready();
-                    let says = [&["binary: cannot run", "does not chain"], fault.says].concat();
-                    status == 500 && says.iter().all(|part| why.contains(part))
+                    let parts = [&["binary: cannot run", "does not chain"], fault.reason].concat();
+                    status == 500 && parts.iter().all(|part| why.contains(part))
                 });
                 assert_eq!(configs_with(&node, "linkerd-cni"), [""; 0], "{}", fault.name);
                 (fault.end)(&node);
@@ -84,26 +85,26 @@ fn a_plugin_that_cannot_be_run_is_chained_in_no_mode() {
 }
 
 #[test]
-fn a_plugin_that_became_unrunnable_is_not_chained_again() {
+fn plugin_that_can_no_longer_be_run_is_not_chained_again() {
     in_mount_namespace(|| {
         let node = Node::with_calico();
         node.install();
         remount(&node.bin(""), MsFlags::MS_NOEXEC);
         let agent = node.start();
-        let says =
+        let is_reported =
             |text: &str| agent.ready().1.contains(text) && agent.ready().1.contains("noexec");
-        until("the reason", || says("the plugin is already chained, so new pods may fail"));
+        until("the reason", || is_reported("the plugin is already chained, so new pods may fail"));
         assert!(node.chained(LIST));
         node.write(LIST, CALICO);
-        until("the changed reason", || says("the agent does not chain the plugin"));
+        until("the changed reason", || is_reported("the agent does not chain the plugin"));
         until_two_passes(&agent);
         assert!(!node.chained(LIST), "{}", agent.log());
     });
 }
 
 #[test]
-fn an_upgrade_to_a_plugin_that_cannot_be_run_keeps_the_earlier_plugin() {
-    for (name, (plugin, says)) in table::named([
+fn upgrade_to_a_plugin_that_cannot_be_run_keeps_the_earlier_plugin() {
+    for (name, (plugin, problem)) in table::named([
         ("no program", (&b"\x7fELF no program"[..], "Exec format error")),
         ("a program that fails", (&b"#!/bin/sh\nexit 3\n"[..], "linkerd-cni: exit status: 3")),
     ]) {
@@ -116,7 +117,7 @@ fn an_upgrade_to_a_plugin_that_cannot_be_run_keeps_the_earlier_plugin() {
             let (status, why) = agent.ready();
             let rejected = "binary: cannot run the new ";
             let kept = "the earlier plugin stays, and is chained";
-            status == 500 && [rejected, says, kept].iter().all(|part| why.contains(part))
+            status == 500 && [rejected, problem, kept].iter().all(|part| why.contains(part))
         });
         until_two_passes(&agent);
         assert!(node.is_installed() && node.has_own_binary(), "{name}");
@@ -131,10 +132,10 @@ fn an_upgrade_to_a_plugin_that_cannot_be_run_keeps_the_earlier_plugin() {
 }
 
 #[test]
-fn a_plugin_that_only_the_agent_may_not_run_is_chained_with_a_warning() {
+fn plugin_that_only_the_agent_may_not_run_is_chained_with_a_warning() {
     let mut node = Node::with_calico();
     node.vars.push(("LINKERD_CNI_RESYNC_SECONDS", "1".into()));
-    // The owner may not execute the file, and root may. The agent owns its copy.
+    // With this mode, root may execute the file but the owner may not. The agent owns its copy.
     let mode = fs::Permissions::from_mode(0o654);
     fs::set_permissions(node.root().join("image/linkerd-cni"), mode).unwrap();
     for path in [node.bin(""), node.net(""), node.net(LIST)] {

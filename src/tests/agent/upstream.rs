@@ -1,4 +1,4 @@
-//! Upstream's agent beside this project's agent.
+//! Runs a fake of upstream's agent beside this project's agent.
 
 use serde_json::Value;
 use testkit::upstream_agent::{UpstreamAgent, UpstreamFiles, chained};
@@ -16,22 +16,24 @@ fn entry() -> Value {
     serde_json::from_str(include_str!("upstream_entry.json")).unwrap()
 }
 
-/// The network config with upstream's plugin entry.
+/// Returns the network config with upstream's plugin entry.
 pub fn list() -> String {
     chained(CALICO, &entry()).unwrap()
 }
 
-/// Templates of this project's agent: another one than upstream's agent has, and the same.
+/// Returns templates for this project's agent. The first one differs from the template of
+/// upstream's agent, the second one is the same.
 pub fn templates() -> [String; 2] {
     [TEMPLATE.into(), TEMPLATE.replace("4143", "4143, \"iptables-mode\": \"nft\"")]
 }
 
-/// Whether this project's agent wrote the plugin entry in `text`, with the template's format.
+/// Returns whether this project's agent wrote the plugin entry in `text`. The entry has the format
+/// of the template then.
 pub fn is_replaced(text: &str) -> bool {
     text.contains("\"linkerd\": {\"incoming-proxy-port\": 4143")
 }
 
-/// Waits until the agent is ready beside an upstream agent.
+/// Waits until the agent is ready and reports that an upstream agent runs.
 pub fn until_yielding(agent: &Agent) {
     until("ready beside the upstream agent", || {
         let (status, note) = agent.ready();
@@ -39,7 +41,7 @@ pub fn until_yielding(agent: &Agent) {
     });
 }
 
-/// Returns when the network configs have upstream's plugin entry.
+/// Starts upstream's agent. Returns after it has written its plugin entry to the network configs.
 pub fn start(node: &Node, kubeconfig: &str) -> UpstreamAgent {
     UpstreamAgent::start(UpstreamFiles {
         plugin_path: node.bin("linkerd-cni"),

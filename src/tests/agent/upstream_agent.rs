@@ -1,5 +1,5 @@
-//! An upstream agent that runs beside this project's agent, as during `helm upgrade` from
-//! upstream's chart with a surge, and during `helm rollback` to it.
+//! Tests this project's agent beside an upstream agent. Both run during a `helm upgrade` from
+//! upstream's chart with `maxSurge`, and during a `helm rollback` to that chart.
 
 use testkit::table;
 use testkit::upstream_agent::UpstreamAgent;
@@ -10,8 +10,8 @@ use crate::node::{CONF, LIST, Node, TEMPLATE};
 use crate::until::until;
 use crate::upstream::{self, KUBECONFIG, is_replaced, templates, until_yielding};
 
-/// An API server and a node. Agents have this template, and look for a dead upstream agent every
-/// second.
+/// Creates a node and an API server. Agents use this template, and check every second whether an
+/// upstream agent still runs.
 fn node(template: &str) -> (Api, Node) {
     let api = Api::start();
     let mut node = Node::with_api(&api);
@@ -20,8 +20,8 @@ fn node(template: &str) -> (Api, Node) {
     (api, node)
 }
 
-/// Both agents on one node. This project's agent is ready.
-fn both(template: &str) -> (Api, Node, UpstreamAgent, Agent) {
+/// Starts both agents on one node, and waits until this project's agent is ready.
+fn start_both(template: &str) -> (Api, Node, UpstreamAgent, Agent) {
     let (api, node) = node(template);
     let upstream = upstream::start(&node, KUBECONFIG);
     let agent = node.start_ready();
@@ -29,15 +29,16 @@ fn both(template: &str) -> (Api, Node, UpstreamAgent, Agent) {
 }
 
 #[test]
-fn a_dead_upstream_agents_entry_and_token_are_replaced() {
-    for (template, dies_before) in templates().iter().flat_map(|one| [(one, true), (one, false)]) {
+fn entry_and_token_of_a_dead_upstream_agent_are_replaced() {
+    for (template, dies_before) in templates().iter().flat_map(|text| [(text, true), (text, false)])
+    {
         let (api, node) = node(template);
         let mut upstream = Some(upstream::start(&node, KUBECONFIG));
         if dies_before {
             upstream.take().unwrap().kill();
         }
         let mut agent = node.start_ready();
-        // Upstream's token is never in use, so that token's end does no harm.
+        // The agent never uses upstream's token, because that token may become invalid.
         assert!(api.state().tokens.contains(&node.token()));
         let log = || agent.log();
         if let Some(upstream) = upstream {
@@ -45,22 +46,22 @@ fn a_dead_upstream_agents_entry_and_token_are_replaced() {
             until("the log", || log().contains("this agent manages the plugin again"));
         }
         until("the agent's entry", || is_replaced(&node.text(LIST)));
-        let said = log().matches("an upstream agent runs").count();
-        assert_eq!(said, usize::from(!dies_before), "{}", log());
+        let lines = log().matches("an upstream agent runs").count();
+        assert_eq!(lines, usize::from(!dies_before), "{}", log());
         agent.until_ready();
     }
 }
 
 #[test]
-fn an_agent_that_stops_beside_upstreams_restores_upstreams_kubeconfig() {
-    let [other, same] = templates();
+fn agent_that_stops_beside_an_upstream_agent_restores_its_kubeconfig() {
+    let [different, same] = templates();
     for (_name, (set, template)) in table::named([
-        ("the agent is replaced", (DaemonSetState::Exists, &other)),
-        ("the chart is uninstalled", (DaemonSetState::BeingDeleted, &other)),
+        ("the agent is replaced", (DaemonSetState::Exists, &different)),
+        ("the chart is uninstalled", (DaemonSetState::BeingDeleted, &different)),
         ("the entry is upstream's", (DaemonSetState::Exists, &same)),
     ]) {
-        let (api, node, _upstream, mut agent) = both(template);
-        // The upstream agent prevents an uninstall.
+        let (api, node, _upstream, mut agent) = start_both(template);
+        // An uninstall fails, because the upstream agent chains its plugin again.
         let status = i32::from(set == DaemonSetState::BeingDeleted);
         api.state().daemon_set = set;
         delete_pod(&api);
@@ -73,9 +74,9 @@ fn an_agent_that_stops_beside_upstreams_restores_upstreams_kubeconfig() {
     }
 }
 
-/// Upstream's agent merges its entry also into network configs that the runtime does not load.
+/// Upstream's agent also merges its entry into network configs that the runtime does not load.
 #[test]
-fn a_running_upstream_agents_entry_stays_in_every_network_config() {
+fn entry_of_a_running_upstream_agent_is_kept_in_every_network_config() {
     let files = [LIST, "20-other.conflist", "30-single.conflist"];
     for is_killed in [false, true] {
         let (_api, node) = node(TEMPLATE);
@@ -85,12 +86,14 @@ fn a_running_upstream_agents_entry_stays_in_every_network_config() {
         let mut agent = node.start_ready();
         until_yielding(&agent);
         for file in files {
-            // From time to time the agent looks whether upstream's agent still runs.
+            // Wait for upstream's entry: now and then the agent writes its own entry, to detect
+            // whether upstream's agent still runs.
             until(file, || node.chained(file) && !is_replaced(&node.text(file)));
         }
-        match is_killed {
-            true => upstream.kill(),
-            false => drop(upstream),
+        if is_killed {
+            upstream.kill();
+        } else {
+            drop(upstream);
         }
         for file in files {
             until(file, || is_replaced(&node.text(file)));

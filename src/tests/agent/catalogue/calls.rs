@@ -1,4 +1,4 @@
-//! A call of the plugin fails, or does not do what its pod needs.
+//! Captures faults of plugin calls: calls that fail, and pods that start with a problem.
 
 use std::fs::{self, File};
 
@@ -14,7 +14,7 @@ use crate::call::Outcome;
 use crate::child::{has_strace, without_netlink};
 use crate::server::Identity;
 
-/// The fault's section in the page, and the failing call.
+/// Name of the fault's section, and function that causes the fault and returns the failed call.
 type Row = (&'static str, fn(&mut Fault) -> Outcome);
 
 /// Faults that the agent also reports in an Event on the pod.
@@ -86,14 +86,15 @@ const WITH_EVENT: &[Row] = &[
         let holder = format!("process {} (\"{}\")", std::process::id(), own.trim());
         fault.show(&holder, "process N (\"NAME\")");
         let add = fault.add().linkerd("iptables-mode", "legacy").env("XTABLES_LOCKFILE", path);
-        // On a busy machine iptables is killed before its own wait of 5 s for the lock ends.
+        // Repeat the call if iptables was killed. On a busy machine, its wait of 5 s for the lock
+        // may exceed the deadline of the plugin.
         let mut outcomes = std::iter::repeat_with(|| add.run());
         outcomes.find(|outcome| !outcome.stdout.contains("was killed")).unwrap()
     }),
 ];
 
-/// Faults that need no Event: the pod is gone, or runs already, or the agent has no API server
-/// either.
+/// Faults without an Event: the pod is gone or runs already, or the agent cannot reach the API
+/// server either.
 const WITHOUT_EVENT: &[Row] = &[
     ("api-server-unreachable", |fault| {
         fault.scene.api.state().down = true;
@@ -125,7 +126,7 @@ fn skip_outbound_ports(ports: &str) -> Value {
 }
 
 #[test]
-fn each_fault_of_a_call_is_shown_as_its_page_documents() {
+fn each_fault_of_a_plugin_call_is_reported_as_documented() {
     let with_event = WITH_EVENT.iter().map(|row| (row, true));
     let rows = with_event.chain(WITHOUT_EVENT.iter().map(|row| (row, false)));
     let rows = rows.filter(|((name, _), _)| !name.starts_with("nf-tables") || has_strace());
@@ -140,7 +141,7 @@ fn each_fault_of_a_call_is_shown_as_its_page_documents() {
     });
 }
 
-/// The reason of the Event, the line of the agent's log, and the metric.
+/// Reason of the Event, part of the line in the agent's log, and start of the metric.
 type Shown = [&'static str; 3];
 
 const IGNORED: Shown =
@@ -156,10 +157,10 @@ const DEGRADED: Shown = [
     "linkerd_cni_plugin_degraded_total{",
 ];
 
-/// The fault's section, what is shown of the fault, and its cause.
+/// Name of the fault's section, reports of the fault, and function that causes the fault.
 type Reported = (&'static str, Shown, fn(&mut Fault));
 
-/// Faults of pods that start nevertheless.
+/// Faults of pods that start anyway.
 const REPORTED: &[Reported] = &[
     ("port-ignored", IGNORED, |fault| {
         let ports = skip_outbound_ports("mysql,5432");
@@ -183,7 +184,7 @@ const REPORTED: &[Reported] = &[
 ];
 
 #[test]
-fn each_fault_of_a_starting_pod_is_shown_as_its_page_documents() {
+fn each_fault_of_a_pod_that_starts_is_reported_as_documented() {
     in_parallel(REPORTED, |(name, [reason, line, metric], cause)| {
         let mut fault = Fault::new(name);
         cause(&mut fault);
@@ -195,7 +196,7 @@ fn each_fault_of_a_starting_pod_is_shown_as_its_page_documents() {
 }
 
 #[test]
-fn a_container_runs_as_the_proxys_user() {
+fn container_that_runs_as_the_proxy_user_is_reported_as_documented() {
     let mut fault = Fault::new("proxy-user-shared");
     fault.change_pod(|pod| pod["spec"]["securityContext"] = json!({"runAsUser": 2102}));
     fault.add().run().succeeded();
@@ -207,11 +208,11 @@ fn a_container_runs_as_the_proxys_user() {
 }
 
 #[test]
-fn the_token_is_rejected() {
+fn rejected_token_is_reported_as_documented() {
     let mut fault = Fault::new("token-rejected");
     let mut state = fault.scene.api.state();
     state.tokens.retain(|token| token == "token-1");
-    // The API server issues no token, because the agent would replace the rejected one at once.
+    // Let token requests fail, so that the agent cannot replace the rejected token immediately.
     state.grant = 500;
     drop(state);
     let outcome = fault.add().run();
@@ -222,21 +223,21 @@ fn the_token_is_rejected() {
 }
 
 #[test]
-fn a_failed_token_request_is_shown_by_ready_and_log() {
+fn failed_token_request_is_reported_as_documented() {
     let mut fault = Fault::new("no-token");
     fault.scene.api.state().grant = 503;
-    // The agent starts as at a first installation, without a kubeconfig on the host.
+    // Start the agent as in a first installation, without a kubeconfig on the host.
     fault.scene.agent.kill();
     fs::remove_file(fault.scene.node.net("kubeconfig.json")).unwrap();
     fault.scene.agent = fault.scene.node.start();
-    // The first request may not have ended when the agent first says that it waits.
+    // Wait for the response: the agent first reports that it waits for the request.
     fault.ready("HTTP 503");
     fault.log_line("HTTP 503");
     fault.assert_documented();
 }
 
 #[test]
-fn the_runtime_passes_no_annotations() {
+fn runtime_that_passes_no_annotations_is_reported_as_documented() {
     let mut fault = Fault::new("runtime-without-annotations");
     fault.change_pod(|pod| pod["spec"]["containers"] = json!([{"name": "app"}]));
     fault.call("ADD").run().succeeded();

@@ -1,10 +1,10 @@
-//! Helm refuses values.
+//! Captures chart values that Helm rejects.
 
 use crate::fault_page::{FaultPage, Source};
 use crate::helm::{chart, helm};
 
-/// Captures what `helm template` says about values; `helm install` says the same.
-fn refused(name: &'static str, values: &[&str]) {
+/// Captures the error of `helm template` for each value. `helm install` prints the same error.
+fn assert_rejected(name: &'static str, values: &[&str]) {
     let chart = chart();
     let mut page = FaultPage::new(name);
     for value in values {
@@ -25,16 +25,16 @@ fn refused(name: &'static str, values: &[&str]) {
 }
 
 #[test]
-fn a_chart_value_of_a_wrong_type_is_rejected() {
-    refused("value-rejected", &["proxyUID=root", "iptablesMode=iptables"]);
+fn chart_value_of_a_wrong_type_is_rejected() {
+    assert_rejected("value-rejected", &["proxyUID=root", "iptablesMode=iptables"]);
 }
 
 #[test]
-fn a_list_of_ports_has_no_valid_element() {
-    refused("port-value-rejected", &["ignoreOutboundPorts=mysql"]);
+fn port_list_without_a_valid_element_is_rejected() {
+    assert_rejected("port-value-rejected", &["ignoreOutboundPorts=mysql"]);
 }
 
 #[test]
-fn an_image_version_of_upstream_is_rejected() {
-    refused("upstream-image", &["image.version=v1.6.4"]);
+fn image_version_of_upstream_is_rejected() {
+    assert_rejected("upstream-image", &["image.version=v1.6.4"]);
 }

@@ -1,5 +1,5 @@
-//! What `linkerd cni check` says of one agent. The other objects of its cluster are healthy, and a
-//! script stands for kubectl: src/tests/cluster has the checks with a real one.
+//! Captures the output of `linkerd cni check` about one agent. A script replaces kubectl, and all
+//! other objects of the cluster are healthy. src/tests/cluster has the checks with a real kubectl.
 
 use std::os::unix::net::UnixListener;
 use std::process::Command;
@@ -14,9 +14,10 @@ use crate::until::until;
 const BIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/tests/agent/catalogue/bin");
 const CHECK_TIMEOUT: &str = "--wait=0s";
 
-/// The problems in the output of `linkerd cni check -o short`, each with its lines. Waits until
-/// `/ready` of the agent has this body, or is ready if `None`: during a reconcile pass it may say
-/// something else.
+/// Returns the problems in the output of `linkerd cni check -o short`, each with its lines.
+///
+/// First waits until `/ready` of the agent has the body `not_ready`, or is ready if `None`, because
+/// it may have another body during a reconcile pass.
 pub fn problems(agent: &Agent, not_ready: Option<&str>) -> Vec<String> {
     let wanted = not_ready.map(|body| body.trim_start_matches("not ready: ").trim_end());
     let mut status = String::new();

@@ -1,4 +1,4 @@
-//! A node with an agent and a meshed pod on it, and what they print about a fault.
+//! A node with an agent and a meshed pod, and functions that capture reports of a fault.
 
 use std::net::SocketAddr;
 
@@ -26,7 +26,7 @@ pub struct Fault {
     page: FaultPage,
     /// Body of `/ready`, if the agent is not ready.
     not_ready: Option<String>,
-    /// Texts that differ between runs, and what the page shows instead.
+    /// Texts that differ between runs, and the texts that replace them in the page.
     shown: Vec<(String, &'static str)>,
 }
 
@@ -52,7 +52,7 @@ impl Fault {
         self.scene.api.answer(POD, code, &body.to_string());
     }
 
-    /// Makes the API server refuse the pod.
+    /// Makes the API server respond to requests for the pod with a Status.
     pub fn refuse_pod(&self, code: u16, reason: &str, message: &str) {
         let status =
             json!({"kind": "Status", "metadata": {}, "reason": reason, "message": message});
@@ -65,12 +65,12 @@ impl Fault {
         self.answer_pod(200, &pod);
     }
 
-    /// An ADD of the pod, with the kubeconfig that the agent wrote.
+    /// Returns an ADD for the pod, with the kubeconfig that the agent wrote.
     pub fn add(&self) -> Call {
         self.meshed_call("ADD")
     }
 
-    /// A call with the annotations that `linkerd inject --manual` sets.
+    /// Returns a call with the annotations that `linkerd inject --manual` sets.
     pub fn meshed_call(&self, command: &str) -> Call {
         self.call(command).annotated(json!({"linkerd.io/proxy-version": "edge-26.8.3"}))
     }
@@ -79,11 +79,12 @@ impl Fault {
         let kubeconfig = self.scene.node.net("kubeconfig.json");
         Call::with_kubeconfig(command, &self.namespaces.path(), &kubeconfig)
             .linkerd("iptables-mode", json!("auto"))
-            // A third of this time is for the TLS handshake, which takes long on a busy machine.
+            // Use a long budget. A third of it is for the TLS handshake, which may be slow on a
+            // busy machine.
             .linkerd("api-retry-seconds", json!(12))
     }
 
-    /// Captures the error of the call, and what the agent says of it.
+    /// Captures the error of the call, and the line and the metrics of the agent about it.
     pub fn pod_fails(&mut self, outcome: &Outcome) {
         let (code, msg) = outcome.error();
         let details = outcome.json()["details"].as_str().unwrap_or_default().to_owned();
@@ -93,7 +94,7 @@ impl Fault {
         self.metrics("linkerd_cni_plugin_failures_total{");
     }
 
-    /// Captures the Event on the pod, as `kubectl describe pod` shows its columns.
+    /// Captures the Event on the pod, in the columns of `kubectl describe pod`.
     pub fn pod_event(&mut self, reason: &str) {
         let mut shown = String::new();
         until("the Event", || {
@@ -105,30 +106,32 @@ impl Fault {
         self.capture(Source::PodEvent, &shown);
     }
 
-    /// Captures the line of the agent's log that has `text`.
+    /// Captures the line of the agent's log that contains `text`.
     pub fn log_line(&mut self, text: &str) {
         let line = log_line(&self.scene.agent, text);
         self.capture(Source::AgentLog, &line);
     }
 
+    /// Captures the metrics that start with `prefix`.
     pub fn metrics(&mut self, prefix: &str) {
         let lines = metrics(&self.scene.agent, prefix);
         self.capture(Source::Metrics, &lines);
     }
 
-    /// Captures `/ready` once it has `text`.
+    /// Waits until the body of `/ready` contains `text`, and captures it.
     pub fn ready(&mut self, text: &str) {
         let body = ready(&self.scene.agent, text);
         self.capture(Source::Ready, &body);
         self.not_ready = Some(body);
     }
 
+    /// Makes the page show `shown` in place of `text`.
     pub fn show(&mut self, text: &str, shown: &'static str) {
         self.shown.push((text.to_owned(), shown));
     }
 
-    /// Makes `other` the API server of the plugin, with this CA. Returns the kubeconfig's place in
-    /// the plugin entry.
+    /// Writes a kubeconfig in which the API server is `other`, with this CA. Returns the section
+    /// `kubernetes` of the plugin entry.
     pub fn plugin_uses(&mut self, other: SocketAddr, ca: Option<&str>) -> Value {
         let mut kubeconfig = self.scene.node.kubeconfig();
         let cluster = &mut kubeconfig["clusters"][0]["cluster"];
@@ -143,7 +146,7 @@ impl Fault {
         json!({"kubeconfig": path})
     }
 
-    /// Makes an address on which nothing listens the API server of the plugin.
+    /// Writes a kubeconfig with an address on which nothing listens, see [`Fault::plugin_uses`].
     pub fn plugin_uses_no_server(&mut self) -> Value {
         self.plugin_uses("127.0.0.1:1".parse().unwrap(), None)
     }
@@ -156,7 +159,7 @@ impl Fault {
         self.page.shows(source, &text);
     }
 
-    /// Captures `linkerd cni check`, and compares all that was captured with the page.
+    /// Captures `linkerd cni check`, and compares all captured texts with the page.
     pub fn assert_documented(mut self) {
         let problems = check::problems(&self.scene.agent, self.not_ready.as_deref()).concat();
         if !problems.is_empty() {
@@ -174,13 +177,13 @@ fn meshed_pod() -> Value {
     })
 }
 
-/// An Event in the columns of `kubectl describe`, without times.
+/// Formats an Event in the columns of `kubectl describe`, without times.
 fn describe_event(event: &Value) -> String {
     let field = |name: &str| event[name].as_str().unwrap_or_default();
     format!("{}  {}  {}", field("type"), field("reason"), field("note"))
 }
 
-/// The line of the agent's log that has `text`, without its time.
+/// Waits for a line of the agent's log that contains `text`. Returns the line without its time.
 pub fn log_line(agent: &Agent, text: &str) -> String {
     let mut found = String::new();
     until(text, || {
@@ -192,7 +195,7 @@ pub fn log_line(agent: &Agent, text: &str) -> String {
     found.split_once(' ').map(|(_, line)| line.trim_start().to_owned()).unwrap()
 }
 
-/// The metrics that begin with `prefix` and are not 0.
+/// Waits for metrics that start with `prefix` and are not 0. Returns their lines.
 pub fn metrics(agent: &Agent, prefix: &str) -> String {
     let mut lines = String::new();
     until(prefix, || {
@@ -204,7 +207,7 @@ pub fn metrics(agent: &Agent, prefix: &str) -> String {
     lines
 }
 
-/// The body of `/ready` once it has `text` and another status than 200.
+/// Waits until the agent is not ready and the body of `/ready` contains `text`. Returns the body.
 pub fn ready(agent: &Agent, text: &str) -> String {
     let mut body = String::new();
     until(text, || {
@@ -215,8 +218,8 @@ pub fn ready(agent: &Agent, text: &str) -> String {
     body
 }
 
-/// Captures `/ready` and the log line of an agent that is not ready because of `text`, for the page
-/// `name`.
+/// Captures the reports of an agent that is not ready, for the section `name`. The reason contains
+/// `text`.
 pub fn not_ready((name, text): (&'static str, &str), node: &Node, agent: &Agent) -> FaultPage {
     let mut page = FaultPage::new(name);
     let body = ready(agent, text);
@@ -228,18 +231,19 @@ pub fn not_ready((name, text): (&'static str, &str), node: &Node, agent: &Agent)
 
 pub fn capture_check(page: &mut FaultPage, node: &Node, agent: &Agent, not_ready: Option<&str>) {
     let mut problems = check::problems(agent, not_ready);
-    // These agents have no API server that issues a token of the plugin.
+    // These agents have no API server that could issue a token for the plugin.
     problems.retain(|problem| !problem.contains("the plugin's token is valid"));
     page.shows(Source::Check, &in_container(node, &problems.concat()));
 }
 
-/// The text as in the agent's container, which has the node's directories below `/host`.
+/// Replaces paths of the test by those in the agent's container, where the node's directories are
+/// below `/host`.
 pub fn in_container(node: &Node, text: &str) -> String {
     let root = format!("{}/", node.root().display());
     on_node(node, &text.replace(&root, &format!("/host{root}")))
 }
 
-/// The text as on a node with the chart's default directories, without the figures that differ
+/// Replaces paths of the test by the chart's default directories, and masks numbers that differ
 /// between runs.
 fn on_node(node: &Node, text: &str) -> String {
     let root = node.root().display();

@@ -1,4 +1,5 @@
-//! The agent cannot install the plugin on the node, or another program undoes it.
+//! Captures faults of the node's files: the agent cannot install the plugin, or another program
+//! removes it.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,12 +10,12 @@ use super::fault::{capture_check, in_container, log_line, metrics, not_ready};
 use crate::agent::Agent;
 use crate::agent_with_api::in_parallel;
 use crate::fault_page::{FaultPage, Source};
-use crate::filesystems::{bind, fill, in_mount_namespace, mount_over_plugin, remount, small};
+use crate::filesystems::{bind, fill, in_mount_namespace, mount_over_plugin, mount_small, remount};
 use crate::node::{CALICO, LIST, Node};
 use crate::self_test;
 
-/// The fault's section in the page, what `/ready` says, and the start of an agent on a node with
-/// the fault.
+/// Name of the fault's section, part of the reason that `/ready` reports, and function that causes
+/// the fault and starts an agent.
 type Row = (&'static str, &'static str, fn(&Node) -> Agent);
 
 const NOT_READY: &[Row] = &[
@@ -43,7 +44,7 @@ const NOT_READY: &[Row] = &[
         node.start_with(&[("LINKERD_CNI_CONF_NAME", "99-missing.conflist")])
     }),
     ("disk-full", "kubeconfig: cannot write", |node| {
-        small(&node.net(""));
+        mount_small(&node.net(""));
         node.write(LIST, CALICO);
         fill(&node.net(""));
         node.start()
@@ -56,8 +57,8 @@ const NOT_READY: &[Row] = &[
         mount_over_plugin(node);
         node.start()
     }),
-    // The kernel denies access to a user other than root, as SELinux and AppArmor do, which the
-    // test's machine may lack.
+    // Start the agent as a user whom the kernel denies access. SELinux and AppArmor have the same
+    // effect, but the machine may lack them.
     ("permission-denied", "binary: cannot create", Node::start_as_nobody),
     ("directory-missing", "mounts: ", |node| {
         let on_node = node.root().join("node");
@@ -74,7 +75,7 @@ const NOT_READY: &[Row] = &[
 ];
 
 #[test]
-fn each_fault_of_the_nodes_files_is_shown_as_its_page_documents() {
+fn each_fault_of_the_nodes_files_is_reported_as_documented() {
     in_parallel(NOT_READY, |(name, text, start)| {
         in_mount_namespace(move || {
             let node = Node::with_calico();
@@ -85,7 +86,7 @@ fn each_fault_of_the_nodes_files_is_shown_as_its_page_documents() {
 }
 
 #[test]
-fn the_self_test_is_skipped() {
+fn skipped_self_test_is_reported_as_documented() {
     let node = Node::with_calico();
     self_test::use_real_plugin(&node);
     let mut agent = self_test::start_without(&node, "sys_admin");
@@ -100,7 +101,8 @@ fn the_self_test_is_skipped() {
 
 const CONTENTION: &str = "linkerd_cni_agent_contention_active 1";
 
-/// A node whose agent does not also warn of a bin dir without the network's plugins.
+/// Installs the plugin on a node with a plugin of the primary CNI, because the agent would log a
+/// warning without one.
 fn installed() -> (Node, Agent) {
     let node = Node::with_calico();
     fs::write(node.bin("portmap"), "").unwrap();
@@ -109,14 +111,15 @@ fn installed() -> (Node, Agent) {
 }
 
 #[test]
-fn another_program_removes_the_plugin_entry() {
+fn removal_of_the_plugin_entry_by_another_program_is_reported_as_documented() {
     let (node, agent) = installed();
     let mut page = FaultPage::new("plugin-entry-removed");
     let text = "keeps being overwritten";
     let mut ready = String::new();
     node.until_contended("etc/10-calico.conflist", CALICO, || {
         ready = agent.ready().1;
-        // The write that begins the contention leaves the entry in the config until the next pass.
+        // When the agent detects the contention, the config still has the entry. Wait until a pass
+        // finds it without the entry.
         let status = agent.get("/status").1;
         let is_removed =
             status.contains(r#""contended":[""#) && status.contains(r#""conflist":null"#);
@@ -130,7 +133,7 @@ fn another_program_removes_the_plugin_entry() {
 }
 
 #[test]
-fn another_agent_overwrites_the_plugin() {
+fn plugin_binary_that_another_agent_overwrites_is_reported_as_documented() {
     let (node, mut agent) = installed();
     let mut page = FaultPage::new("two-agents");
     node.until_contended("bin/linkerd-cni", "another plugin", || {
