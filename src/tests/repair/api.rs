@@ -1,4 +1,4 @@
-//! Routes of an API server with pods, as the repair controller uses it. Tests set its responses.
+//! Routes of a fake API server with pods. Tests set its responses.
 
 use serde_json::{Value, json};
 use testkit::api::{self, ApiFault, Response, Routes};
@@ -25,12 +25,14 @@ pub type Api = api::Server<Pods>;
 pub struct Pods {
     /// Pods in the response to a list.
     pub pods: Vec<Value>,
+    /// resourceVersion of a list.
     pub version: u64,
     pub list: Answer,
     pub watch: Answer,
     pub delete: Answer,
     pub event: Answer,
-    /// Response to evictions. The default is that of the RBAC rules of upstream's chart.
+    /// Response to evictions. By default they are forbidden, as with the RBAC rules of upstream's
+    /// chart.
     pub evict: Answer,
     pub patch: Answer,
     /// The only accepted token. `None`: every token is accepted.
@@ -57,7 +59,7 @@ impl Routes for Pods {
     const HAS_TLS: bool = false;
 
     fn respond(state: &mut api::State<Self>, request: &Request) -> Response {
-        // The query of a GET only sets how fresh the object must be.
+        // Cut off the query. In a GET of one object, it only sets how fresh the object must be.
         let object = request.path.split('?').next().unwrap_or_default();
         let answer = match request.method.as_str() {
             _ if state.token.as_ref().is_some_and(|token| request.token() != token) => {
@@ -92,7 +94,7 @@ impl Routes for Pods {
 }
 
 impl Pods {
-    /// The list of the pods that the request's label selector selects.
+    /// Returns the list of the pods that match the label selector of the request.
     fn list(&self, path: &str) -> Value {
         let selects_injected = path.contains("labelSelector=linkerd%2Eio%2Fcontrol%2Dplane%2Dns");
         let is_selected = |pod: &&Value| {
@@ -108,7 +110,7 @@ impl Pods {
     }
 }
 
-/// Returns why a request is rejected: a list that the API server would serve from etcd, or
+/// Returns why a request is rejected. Rejects a list that the API server would serve from etcd, and
 /// a watch that would end at the same time as the watches of other nodes.
 fn fault(request: &Request) -> Option<&'static str> {
     let (_, query) = request.path.split_once('?')?;
@@ -119,10 +121,16 @@ fn fault(request: &Request) -> Option<&'static str> {
     if request.is_watch() {
         let time = value("timeoutSeconds").and_then(|time| time.parse::<u16>().ok());
         let is_right = time.is_some_and(|time| (1800..=3600).contains(&time));
-        return (!is_right).then_some("a watch without timeoutSeconds of 1800 to 3600");
+        if !is_right {
+            return Some("a watch without timeoutSeconds of 1800 to 3600");
+        }
+        return None;
     }
     if value("limit").is_some() || value("continue").is_some() {
         return Some("a list in pages");
     }
-    (value("resourceVersion") != Some("0")).then_some("a GET that is not from the cache")
+    if value("resourceVersion") != Some("0") {
+        return Some("a GET that is not from the cache");
+    }
+    None
 }

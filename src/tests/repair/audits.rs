@@ -1,4 +1,4 @@
-//! Audits of running pods, in real network namespaces. Needs root.
+//! Tests audits of running pods in real network namespaces. Needs root.
 
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,12 @@ use crate::until::{until, until_within};
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
-fn an_audit_restores_flushed_rules_without_breaking_connections() {
+fn audit_restores_flushed_rules_without_breaking_connections() {
     let node = meshed("native");
     let mut connection = Connection::through(&node);
     let controller = node.auditing(&[]);
     controller.until_metric_reaches("audit_pods_complete_total", 1);
-    // A pod with all its rules causes reads from the API server's cache only.
+    // For a pod with all its rules, the audit reads only from the API server's cache.
     let reads = |query: &str| {
         let path = format!("/api/v1/namespaces/emojivoto{query}");
         let reads = node.api.received(|request| request.path == path);
@@ -41,9 +41,10 @@ fn an_audit_restores_flushed_rules_without_breaking_connections() {
     until("an event", || node.events().len() == 1);
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
 
-    // The pod is stranded again within a minute. It is held, and that is reported once.
+    // The pod loses its rules again within a minute. The repair is delayed, and an Event reports
+    // this once.
     node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
-    until("it is held", || controller.metric("pods_held_total") >= 1);
+    until("the repair is delayed", || controller.metric("pods_held_total") >= 1);
     assert_eq!(node.ruleset(), "");
     assert_eq!(controller.metric("pods_repaired_total"), 1);
     until("a second event", || node.events().len() == 2);
@@ -51,7 +52,7 @@ fn an_audit_restores_flushed_rules_without_breaking_connections() {
 }
 
 #[test]
-fn rules_that_no_packet_reaches_are_repaired() {
+fn audit_repairs_rules_that_the_kernel_does_not_evaluate() {
     for damage in [
         "add table ip linkerd-cni { flags dormant; }",
         "chain ip linkerd-cni OUTPUT { policy drop; }",
@@ -68,10 +69,10 @@ fn rules_that_no_packet_reaches_are_repaired() {
     }
 }
 
-/// Without any rule the kernel stops tracking connections: a packet sent during that time
-/// would bypass the proxy. The connection is silent until the rules are restored.
+/// The connection is idle until the rules are restored. Without any rules, the kernel does not
+/// track connections, so a packet would bypass the proxy.
 #[test]
-fn a_connection_survives_the_loss_of_the_whole_table() {
+fn idle_connection_survives_the_loss_of_the_whole_table() {
     let node = meshed("native");
     let mut connection = Connection::through(&node);
     connection.exchanges_data();
@@ -81,7 +82,7 @@ fn a_connection_survives_the_loss_of_the_whole_table() {
 }
 
 #[test]
-fn host_iptables_rules_are_repaired_only_if_missing_or_bypassed() {
+fn iptables_rules_are_repaired_only_if_a_rule_is_missing_or_bypassed() {
     for (damage, responder) in [
         (&["-D", "PROXY_INIT_OUTPUT", "1"][..], "proxy"),
         (&["-I", "PROXY_INIT_OUTPUT", "-j", "RETURN"], "server"),
@@ -105,7 +106,7 @@ fn host_iptables_rules_are_repaired_only_if_missing_or_bypassed() {
 }
 
 #[test]
-fn ipv6_auto_leaves_a_running_pods_ipv4_rules_unchanged() {
+fn rules_of_a_running_pod_are_unchanged_after_ipv6_is_set_to_auto() {
     for mode in ["native", "nft"] {
         let node = meshed(mode);
         let mut entry = entry("auto");
@@ -120,7 +121,7 @@ fn ipv6_auto_leaves_a_running_pods_ipv4_rules_unchanged() {
 }
 
 #[test]
-fn lost_ipv6_rules_of_a_pod_that_started_with_them_are_repaired() {
+fn missing_ipv6_rules_of_a_pod_that_started_with_them_are_repaired() {
     let node = meshed("native");
     let mut entry = entry("auto");
     entry["linkerd"]["ipv6"] = json!("auto");
@@ -148,9 +149,9 @@ fn iptables_legacy_rules_are_reported_and_not_changed() {
 }
 
 #[test]
-fn a_netns_with_very_many_rules_costs_the_controller_little_memory() {
+fn netns_with_too_many_rules_is_reported_and_needs_little_memory() {
     let node = meshed("native");
-    // Some 30 MB in the kernel's response.
+    // These rules need about 30 MB in the response of the kernel.
     let comment = "x".repeat(100);
     let fill = format!(
         "seq 1 120000 | sed 's/.*/add rule ip linkerd-cni OUTPUT return comment \"{comment}\"/' | nft -f -"
@@ -166,10 +167,10 @@ fn a_netns_with_very_many_rules_costs_the_controller_little_memory() {
 }
 
 #[test]
-fn a_netns_with_very_many_addresses_is_reported_and_not_listed() {
+fn netns_with_too_many_addresses_is_reported() {
     let node = meshed("native");
-    // IPv4, as the kernel takes ten times as long to add IPv6 addresses: a minute on a busy
-    // machine.
+    // Use IPv4. The kernel takes ten times as long to add IPv6 addresses, which is a minute on a
+    // busy machine.
     let fill = r#"seq 0 4999 |
         awk '{printf "addr add 10.200.%d.%d/32 dev eth0\n", $1 / 250, $1 % 250 + 1}' | ip -batch -"#;
     node.namespaces.sh(fill);
@@ -180,7 +181,7 @@ fn a_netns_with_very_many_addresses_is_reported_and_not_listed() {
 }
 
 #[test]
-fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
+fn audit_in_mode_delete_evicts_a_pod_with_its_own_grace_period() {
     let node = Node::with(&running());
     node.api.state().evict = Answer::Status(201);
     let controller = node.auditing(&["--mode=delete"]);
@@ -192,7 +193,7 @@ fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
 }
 
 #[test]
-fn an_audit_reports_uncontrolled_pods_only_if_rules_are_missing() {
+fn audit_reports_a_pod_without_a_controller_only_if_rules_are_missing() {
     let mut unowned = running();
     unowned["metadata"]["ownerReferences"] = json!([]);
     let node = Node::with(&unowned);
@@ -209,10 +210,10 @@ fn an_audit_reports_uncontrolled_pods_only_if_rules_are_missing() {
     assert_eq!(controller.metric("pods_deleted_total"), 0);
 }
 
-/// The control plane's pods have such a group with the value `proxy.gid`. The plugin exempts no
-/// group, and the audit expects no rule for one.
+/// Linkerd's value `proxy.gid` sets such a group in the pods of the control plane. The plugin does
+/// not exempt a group that only the container states, so the audit must not expect a rule for it.
 #[test]
-fn an_audit_expects_no_rule_for_the_group_of_the_proxy_container() {
+fn audit_expects_no_rule_for_the_group_of_the_proxy_container() {
     let node = meshed("native");
     let mut pod = running();
     pod["spec"]["securityContext"] = json!({"runAsUser": 1000, "runAsGroup": 1000});
@@ -224,10 +225,10 @@ fn an_audit_expects_no_rule_for_the_group_of_the_proxy_container() {
     assert!(controller.metric("audit_pods_complete_total") > 0);
 }
 
-/// After a reboot, a pod whose app container was created but not started is in this state: kubelet
-/// skips its validator.
+/// After a reboot, a pod whose app container was created but not started has no rules, and the
+/// kubelet does not run its validator again. Only an audit finds it.
 #[test]
-fn mode_in_place_audits_after_the_start_until_no_pod_lacks_rules() {
+fn mode_in_place_audits_after_its_start_until_no_pod_lacks_rules() {
     let node = Node::with(&running());
     let began = Instant::now();
     let controller = node.controller(&[]);
@@ -237,15 +238,15 @@ fn mode_in_place_audits_after_the_start_until_no_pod_lacks_rules() {
     assert!(began.elapsed() > 59 * SECOND, "{:?}", began.elapsed());
     assert!(node.ruleset().contains("redirect to :4140"), "{}", node.ruleset());
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
-    // The pod may have needed another repair, so there is a second audit. It finds nothing, and is
-    // the last.
+    // A second audit checks whether the pod needs another repair. It finds nothing, so it is the
+    // last one.
     until_within(200 * SECOND, "a second audit", || controller.metric("audits_total") == 2);
     assert_eq!(controller.metric("audit_pods_complete_total"), 1);
 }
 
-/// The host's programs for IPv4 and IPv6 can be of different variants.
+/// `iptables` and `ip6tables` of a host can be of different variants.
 #[test]
-fn an_audit_changes_no_pod_that_has_one_family_in_a_legacy_table() {
+fn audit_does_not_change_a_pod_with_one_family_in_a_legacy_table() {
     for (base, repair) in [
         ("iptables", "--mode=delete"),
         ("ip6tables", "--mode=delete"),

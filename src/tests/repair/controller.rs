@@ -1,4 +1,4 @@
-//! The built controller as a child process.
+//! Runs the repair controller as a child process.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -19,7 +19,7 @@ use crate::until::until;
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_linkerd-cni-repair-controller");
 
-/// Address of an admin server, whose port the system chooses.
+/// Address of an admin server on a port that the system chooses.
 pub const ANY_PORT: &str = "127.0.0.1:0";
 
 pub struct Controller {
@@ -31,7 +31,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Starts the controller as the chart does, except that it has a kubeconfig.
+    /// Starts the controller as the chart does, but with a kubeconfig.
     pub fn start(api: &Api) -> Controller {
         Controller::with(api, &[])
     }
@@ -62,9 +62,9 @@ impl Controller {
         controller
     }
 
-    /// Starts the controller with `command`, without reading its output, and waits for its
-    /// admin server.
-    pub fn silent(api: &Api, command: Command) -> Controller {
+    /// Starts the controller with `command`, whose output is not read. Waits until the admin server
+    /// listens.
+    pub fn start_silent(api: &Api, command: Command) -> Controller {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let admin = listener.local_addr().unwrap().to_string();
         drop(listener);
@@ -106,14 +106,14 @@ impl Controller {
         }
     }
 
-    /// Starts the controller and waits until it watches.
+    /// Starts the controller, and waits until it watches the pods.
     pub fn watching(api: &Api) -> Controller {
         let controller = Controller::start(api);
         until("the watch has begun", || !api.watches().is_empty());
         controller
     }
 
-    /// Starts an API server and a controller, and waits until the controller watches.
+    /// Starts an API server and a controller, and waits until the controller watches the pods.
     pub fn watched() -> (Api, Controller) {
         let api = Api::start();
         let controller = Controller::watching(&api);
@@ -136,7 +136,7 @@ impl Controller {
         until(text, || self.log().contains(text));
     }
 
-    /// Returns status and body of the admin server's response.
+    /// Returns the HTTP status and the body of the admin server's response.
     pub fn get(&self, path: &str) -> (u16, String) {
         let url = format!("http://{}{path}", self.admin);
         plain_http::get(&url, Duration::from_secs(10)).unwrap()
@@ -154,7 +154,7 @@ impl Controller {
         value.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
     }
 
-    /// Returns a number from `/proc/PID/status`, e.g. for `VmHWM:` the peak memory in kB.
+    /// Returns a number from `/proc/PID/status`. For example, `VmHWM:` is the peak memory in kB.
     pub fn status(&self, key: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(key));
@@ -162,7 +162,7 @@ impl Controller {
         value.unwrap().parse().unwrap()
     }
 
-    /// Waits until a metric has the value, which may not be exceeded.
+    /// Waits until a metric has this value. Panics if the metric exceeds the value.
     pub fn until_metric_is(&self, name: &str, value: u64) {
         let what = format!("{name} is {value}");
         until(&what, || {
@@ -172,12 +172,12 @@ impl Controller {
         });
     }
 
-    /// Waits until a metric that keeps growing has at least the value.
+    /// Waits until a metric has at least this value.
     pub fn until_metric_reaches(&self, name: &str, value: u64) {
         until(&format!("{name} reaches {value}"), || self.metric(name) >= value);
     }
 
-    /// Sends the signal. Returns the exit status and the time until the exit.
+    /// Sends the signal. Returns the exit status, and the time that the controller took to exit.
     pub fn end(&mut self, signal: Signal) -> (ExitStatus, Duration) {
         let began = Instant::now();
         let pid = Pid::from_raw(self.child.id().try_into().unwrap());
@@ -185,7 +185,7 @@ impl Controller {
         (self.until_ended(), began.elapsed())
     }
 
-    /// Waits until the controller has ended.
+    /// Waits until the controller has exited.
     pub fn until_ended(&mut self) -> ExitStatus {
         let mut status = None;
         until("the controller ends", || {

@@ -1,4 +1,4 @@
-//! Which stranded pods mode `delete` deletes, and what it reports.
+//! Tests which stranded pods mode `delete` deletes, and which it only reports.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -91,9 +91,9 @@ fn failed_deletions_are_counted_and_retried_without_list_or_event() {
 }
 
 #[test]
-fn a_pod_that_is_gone_or_replaced_is_neither_counted_nor_retried() {
+fn deletion_of_a_pod_that_is_gone_or_replaced_is_neither_counted_nor_retried() {
     let (api, controller) = Controller::watched();
-    for (name, code) in [("gone", 404), ("another-by-now", 409)] {
+    for (name, code) in [("gone", 404), ("replaced", 409)] {
         api.state().delete = Answer::Status(code);
         api.modify(&stranded(name));
         until(name, || api.deleted().contains(&path(name)));
@@ -103,7 +103,7 @@ fn a_pod_that_is_gone_or_replaced_is_neither_counted_nor_retried() {
     api.modify(&stranded("fine"));
     controller.until_metric_is("events_publish_latency_seconds_count", 1);
     assert_eq!(controller.metric("pods_delete_errors_total"), 0);
-    assert_eq!(api.deleted(), ["gone", "another-by-now", "fine"].map(path));
+    assert_eq!(api.deleted(), ["gone", "replaced", "fine"].map(path));
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn events_that_cannot_be_published_are_counted() {
 }
 
 #[test]
-fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
+fn replacement_that_is_stranded_again_is_deleted_only_after_a_minute() {
     let (api, controller) = Controller::watched();
     let owned = |name, created| {
         let mut pod = stranded(name);
@@ -134,7 +134,7 @@ fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
     controller.until_metric_is("pods_deleted_total", 2);
     assert_eq!(controller.metric("pods_held_total"), 1);
     assert_eq!(api.deleted(), [path("first"), path("sibling")]);
-    // The held pod is deleted after the hold.
+    // The replacement is deleted after a minute.
     let held = Instant::now();
     controller.until_metric_is("pods_deleted_total", 3);
     assert!(held.elapsed() > Duration::from_secs(50), "too early");
@@ -142,17 +142,19 @@ fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
 }
 
 #[test]
-fn a_pod_that_exceeds_the_queue_is_dropped_and_counted() {
+fn pod_that_exceeds_the_queue_is_dropped_and_counted() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--rate=1"]);
     until("the watch has begun", || !api.watches().is_empty());
-    // The first repair uses the budget up: the second pod waits in the queue for a minute, and the
-    // queue only fills.
+    // The first repair uses up the budget. The second pod then waits for a minute, so that further
+    // pods only fill the queue.
     api.modify(&stranded("first"));
     api.modify(&stranded("second"));
     controller.until_logged("The repair budget is used up");
     let send = |number: usize| api.modify(&stranded(&format!("web-{number}")));
-    (1..MAX_PODS).for_each(send);
+    for number in 1..MAX_PODS {
+        send(number);
+    }
     let last = MAX_PODS - 1;
     controller
         .until_logged(&format!("Pod is stranded namespace=\"emojivoto\" name=\"web-{last}\""));
@@ -162,7 +164,7 @@ fn a_pod_that_exceeds_the_queue_is_dropped_and_counted() {
     assert_eq!(api.deleted(), [path("first")]);
 }
 
-/// A stranded pod with these owners.
+/// Returns a stranded pod with these owners.
 fn owned_by(name: &str, owners: Value) -> Value {
     changed(name, "/metadata/ownerReferences", owners)
 }
@@ -177,7 +179,7 @@ fn mode_delete_reports_a_pod_without_a_controller_once() {
     for pod in [&unowned, &owned, &unowned, &owned] {
         api.modify(pod);
     }
-    // The queue keeps its order: when the next pod is evicted, the others are finished.
+    // The queue is ordered, so when this pod is evicted, the others have been handled.
     api.modify(&stranded("web-1"));
     controller.until_metric_is("pods_deleted_total", 1);
     assert_eq!(api.evictions(), [path("web-1") + "/eviction"]);
@@ -201,7 +203,7 @@ fn mode_delete_reports_a_pod_without_a_controller_once() {
 }
 
 #[test]
-fn mode_delete_deletes_a_pod_without_a_controller_on_request() {
+fn mode_delete_deletes_a_pod_without_a_controller_if_delete_unmanaged_is_set() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--delete-unmanaged"]);
     api.modify(&owned_by("unowned", json!([])));
@@ -210,7 +212,7 @@ fn mode_delete_deletes_a_pod_without_a_controller_on_request() {
 }
 
 #[test]
-fn mode_delete_leaves_a_mirror_pod_and_reports_it_once() {
+fn mode_delete_does_not_delete_a_mirror_pod_and_reports_it_once() {
     for arguments in [&[][..], &["--delete-unmanaged"]] {
         let api = Api::start();
         let controller = Controller::with(&api, arguments);
@@ -218,7 +220,7 @@ fn mode_delete_leaves_a_mirror_pod_and_reports_it_once() {
         for _ in 0..2 {
             api.modify(&owned_by("static", node.clone()));
         }
-        // The queue keeps its order: when the next pod is deleted, the first is finished.
+        // The queue is ordered, so when this pod is deleted, the first one has been handled.
         api.modify(&stranded("web-1"));
         controller.until_metric_is("pods_deleted_total", 1);
         assert_eq!(api.deleted(), [path("web-1")]);

@@ -1,5 +1,5 @@
-//! Pods that started with other values than today's: they keep their rules, and get these rules
-//! back if they lose one. Needs root.
+//! Tests pods that started before the chart values changed. Such a pod keeps its rules, and a
+//! repair restores the same rules if one is missing. Needs root.
 
 use std::fs;
 use std::time::Duration;
@@ -15,22 +15,22 @@ use crate::controller::Controller;
 use crate::node::{Node, add, entry, meshed, redirect, running, waiting};
 use crate::until::until;
 
-/// The plugin entry after an upgrade to other values.
-fn upgraded() -> Value {
+/// Returns the plugin entry after an upgrade with different values.
+fn upgraded_entry() -> Value {
     let mut entry = entry("auto");
     entry["linkerd"]["inbound-ports-to-ignore"] = json!(["7777"]);
     entry["linkerd"]["ipv6"] = json!(true);
     entry
 }
 
-/// The Events on the node.
+/// Returns the Events on the node.
 pub fn node_events(node: &Node) -> Vec<Value> {
     let mut events = node.events();
     events.retain(|event| event["regarding"]["kind"] == "Node");
     events
 }
 
-/// Waits for some audits that find one pod with drift, and checks that nothing changed.
+/// Waits for several audits. Asserts that they find drift in one pod and change nothing.
 fn assert_drifted(node: &Node, controller: &Controller, before: &str, what: &str) {
     controller.until_metric_reaches("audits_total", 3);
     assert_eq!(node.ruleset(), before, "{what}");
@@ -45,12 +45,12 @@ fn assert_drifted(node: &Node, controller: &Controller, before: &str, what: &str
 }
 
 #[test]
-fn running_pods_keep_their_rules_after_an_upgrade_to_other_values() {
+fn running_pod_keeps_its_rules_after_an_upgrade_with_different_values() {
     for mode in ["native", "nft"] {
         for repair in ["--mode=delete", "--mode=in-place"] {
             let node = meshed(mode);
             node.api.state().evict = Answer::Status(201);
-            node.chain(&upgraded());
+            node.chain(&upgraded_entry());
             let before = node.ruleset();
             let controller = node.controller(&["--audit-seconds=1", repair]);
             assert_drifted(&node, &controller, &before, &format!("{mode} {repair}"));
@@ -58,7 +58,8 @@ fn running_pods_keep_their_rules_after_an_upgrade_to_other_values() {
     }
 }
 
-/// A node with the pod, whose rules an earlier version of the plugin wrote.
+/// Creates a node with this pod. Its rules have the hook priority of an earlier version of the
+/// plugin.
 fn with_earlier_priority(pod: &Value) -> Node {
     let node = Node::with(pod);
     add(&node, "native", "9999");
@@ -81,7 +82,7 @@ fn rules_with_the_hook_priority_of_an_earlier_version_are_drift() {
 }
 
 #[test]
-fn a_repair_gives_rules_of_an_earlier_version_the_hook_priority_of_today() {
+fn repair_updates_the_hook_priority_of_rules_of_an_earlier_version() {
     let node = with_earlier_priority(&waiting());
     let controller = node.controller(&[]);
     controller.until_metric_is("pods_repaired_total", 1);
@@ -95,9 +96,9 @@ fn a_repair_gives_rules_of_an_earlier_version_the_hook_priority_of_today() {
 }
 
 #[test]
-fn a_controller_reports_drift_once_in_an_event_on_the_node() {
+fn drift_is_reported_once_in_an_event_on_the_node() {
     let node = meshed("native");
-    node.chain(&upgraded());
+    node.chain(&upgraded_entry());
     let controller = node.auditing(&[]);
     controller.until_metric_reaches("audits_total", 3);
     assert_eq!(node_events(&node).len(), 1);
@@ -105,10 +106,10 @@ fn a_controller_reports_drift_once_in_an_event_on_the_node() {
 }
 
 #[test]
-fn a_pod_that_started_before_an_upgrade_gets_its_own_rules_back() {
+fn repair_restores_the_rules_with_which_the_pod_started() {
     for jump in ["PREROUTING", "OUTPUT"] {
         let node = meshed("native");
-        node.chain(&upgraded());
+        node.chain(&upgraded_entry());
         let before = node.ruleset();
         node.namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", jump]);
         node.namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"]);
@@ -116,7 +117,7 @@ fn a_pod_that_started_before_an_upgrade_gets_its_own_rules_back() {
         assert_eq!(node.ruleset(), before);
     }
     let node = meshed("nft");
-    node.chain(&upgraded());
+    node.chain(&upgraded_entry());
     node.namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
     let _controller = node.repaired();
     let ruleset = node.ruleset();
@@ -125,9 +126,9 @@ fn a_pod_that_started_before_an_upgrade_gets_its_own_rules_back() {
 }
 
 #[test]
-fn a_pod_without_any_rules_gets_those_of_todays_values() {
+fn pod_without_any_rules_gets_those_of_the_current_values() {
     let node = meshed("native");
-    node.chain(&upgraded());
+    node.chain(&upgraded_entry());
     node.namespaces.run("nft", &["flush", "ruleset"]);
     let _controller = node.repaired();
     let ruleset = node.ruleset();
@@ -136,18 +137,18 @@ fn a_pod_without_any_rules_gets_those_of_todays_values() {
 }
 
 #[test]
-fn a_failing_pod_with_rules_of_earlier_values_gets_todays_rules() {
+fn pod_with_drift_whose_validator_fails_gets_the_rules_of_the_current_values() {
     let node = Node::with(&waiting());
     add(&node, "native", "9999");
-    node.chain(&upgraded());
+    node.chain(&upgraded_entry());
     let controller = node.controller(&[]);
     controller.until_metric_is("pods_repaired_total", 1);
     assert!(node.ruleset().contains("ignore-port-7777"), "{}", node.ruleset());
 }
 
-/// The comments of iptables rules do not tell the UID, and these rules come before the plugin's.
+/// The comments of iptables rules do not contain the proxy's UID.
 #[test]
-fn host_iptables_rules_with_an_earlier_uid_do_not_outlive_a_repair() {
+fn repair_removes_iptables_rules_with_an_earlier_proxy_uid() {
     let node = Node::with(&waiting());
     add(&node, "nft", "9999");
     let mut entry = entry("auto");
@@ -173,9 +174,9 @@ fn mark_guessed(node: &Node, mode: &str) {
     assert!(listed.contains(" guessed\""), "{listed}");
 }
 
-/// In an outage of the API server, the plugin does not know what the proxy's container states.
+/// During an API outage ADD has to guess the rules, because it cannot read the proxy container.
 #[test]
-fn guessed_rules_are_repaired_only_if_the_pod_object_yields_others() {
+fn guessed_rules_are_repaired_only_if_the_pod_needs_different_ones() {
     for mode in ["native", "nft"] {
         let node = meshed(mode);
         mark_guessed(&node, mode);
@@ -214,9 +215,10 @@ fn repair_of_an_ipv4_pod_removes_guessed_ipv6_rules() {
     }
 }
 
-/// The namespace's annotation has invalid elements.
+/// The annotation of the namespace has invalid elements, which the value `strictAnnotations` now
+/// rejects.
 #[test]
-fn a_pod_with_later_rejected_annotations_is_compared_with_its_start() {
+fn pod_with_invalid_annotations_is_compared_with_the_rules_it_started_with() {
     let node = meshed("native");
     let mut strict = entry("auto");
     strict["linkerd"]["strict-annotations"] = json!(true);
@@ -235,11 +237,11 @@ fn a_pod_with_later_rejected_annotations_is_compared_with_its_start() {
     assert_eq!(node.ruleset(), "");
 }
 
-/// Upstream's plugin and older versions of this one leave no marker.
+/// Upstream's plugin and older versions of this plugin write no marker.
 #[test]
-fn rules_without_a_marker_are_repaired_only_if_they_redirect_no_longer() {
+fn rules_without_a_marker_are_repaired_only_if_they_no_longer_redirect() {
     let node = Node::with(&running());
-    node.chain(&upgraded());
+    node.chain(&upgraded_entry());
     let script = node.dir("script").join("nat");
     let unmarked = install_script(&rules(&redirect("nft", "9999"), Family::Ipv4), true, &[]);
     fs::write(&script, unmarked).unwrap();
@@ -255,9 +257,9 @@ fn rules_without_a_marker_are_repaired_only_if_they_redirect_no_longer() {
     assert!(node.ruleset().contains("ignore-port-7777"), "{}", node.ruleset());
 }
 
-/// A list that does not fit into the marker.
+/// The port list does not fit into the marker, which contains only a digest.
 #[test]
-fn a_pod_with_long_port_lists_is_compared_only_with_its_own_values() {
+fn pod_with_a_long_port_list_is_repaired_only_while_its_values_are_unchanged() {
     let ports: Vec<String> = (0..80).map(|index| (10_000 + 2 * index).to_string()).collect();
     let long = ports.join(",");
     let mut pod = running();
@@ -272,7 +274,7 @@ fn a_pod_with_long_port_lists_is_compared_only_with_its_own_values() {
     assert_eq!(node.ruleset(), before);
     drop(controller);
 
-    node.chain(&upgraded());
+    node.chain(&upgraded_entry());
     node.api.state().requests.clear();
     let controller = node.auditing(&[]);
     assert_drifted(&node, &controller, &before, "a digest");

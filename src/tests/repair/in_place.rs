@@ -1,4 +1,4 @@
-//! Repair mode `in-place`, in real network namespaces. Needs root.
+//! Tests repair mode `in-place` in real network namespaces. Needs root.
 
 use std::fs::{self, File};
 use std::thread;
@@ -18,7 +18,7 @@ use crate::path;
 use crate::until::{until, until_within};
 
 #[test]
-fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
+fn stranded_pod_gets_the_rules_that_the_plugin_would_install() {
     let node = Node::new();
     node.namespaces.serve_in_neighbour("server", 80);
     node.namespaces.serve_in_pod("proxy", 4140);
@@ -37,11 +37,12 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
     assert_eq!(node.events()[0]["action"], "Repairing");
     assert!(node.api.deleted().is_empty());
 
-    // The failure is old, the validator has not run again yet: no repair is needed.
+    // The validator has not run again, so its status still shows the old failure. The pod has its
+    // rules, so no repair is needed.
     node.api.modify(&waiting());
     controller.until_logged("Pod has all its redirect rules");
     assert_eq!(node.ruleset(), ruleset);
-    // The next failures cause no requests for a while.
+    // For some time, further events of this pod cause no requests.
     let requests = node.api.received(|request| !request.is_event()).len();
     node.api.modify(&waiting());
     let events = || controller.log().matches("Pod is stranded").count();
@@ -51,11 +52,11 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
 }
 
 #[test]
-fn a_netns_that_is_not_the_pods_is_not_changed() {
+fn netns_of_another_pod_is_not_changed() {
     for (uid, address) in [
-        // A cached result that an earlier pod left behind.
+        // The cached result is of an earlier pod.
         ("uid-of-web-1", "10.99.0.77"),
-        // The address belongs to another pod now, and the API server's status is stale.
+        // The status in the API server is stale: another pod has the address now.
         ("uid-of-web-2", POD[0]),
     ] {
         let node = Node::new();
@@ -75,7 +76,7 @@ fn a_netns_that_is_not_the_pods_is_not_changed() {
 }
 
 #[test]
-fn a_pod_whose_sandbox_ignores_the_rules_is_not_repaired() {
+fn pod_whose_sandbox_ignores_redirect_rules_is_not_repaired() {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");
     let mut pod = waiting();
@@ -103,11 +104,11 @@ fn no_rules_are_installed_if_the_active_conflist_has_no_plugin_entry() {
 }
 
 #[test]
-fn the_mirror_pod_of_a_static_pod_is_repaired_in_place() {
+fn mirror_pod_of_a_static_pod_is_repaired_in_place() {
     for mut pod in [running(), waiting()] {
         pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("static-uid");
         let node = Node::new();
-        // The runtime knows the static pod by the UID that kubelet gave it.
+        // The runtime uses the UID that the kubelet assigned to the static pod.
         node.cache_cni_result("static-uid");
         node.knows(&pod);
         let _controller = node.repaired();
@@ -116,7 +117,7 @@ fn the_mirror_pod_of_a_static_pod_is_repaired_in_place() {
 }
 
 #[test]
-fn a_pod_is_found_by_its_name_if_the_runtime_passes_no_uid() {
+fn pod_is_found_by_its_name_if_the_runtime_passes_no_uid() {
     let node = Node::new();
     node.cache_result_by_name("emojivoto", "web-1");
     node.knows(&waiting());
@@ -125,8 +126,8 @@ fn a_pod_is_found_by_its_name_if_the_runtime_passes_no_uid() {
     assert!(node.ruleset().contains("redirect to :4140"));
 }
 
-/// Adds rules of another program, until the controller cannot read one more: the kernel lists the
-/// rules of all tables together.
+/// Adds as many rules of another program as the controller can read. One more rule is then too
+/// many, because the kernel lists the rules of all tables together.
 fn fill_listing(node: &Node) {
     let comment = "x".repeat(100);
     node.namespaces.run("nft", &["add table ip filler"]);
@@ -137,8 +138,8 @@ fn fill_listing(node: &Node) {
              sed 's/.*/add rule ip filler {chain} return comment \"{comment}\"/'; }} | nft -f -",
             1 << exponent
         ));
-        let todays = RuleSpec { redirect: redirect("native", "9999"), families: Family::IPV4 };
-        let read = move || firewall::rules_state(Some(&todays));
+        let desired = RuleSpec { redirect: redirect("native", "9999"), families: Family::IPV4 };
+        let read = move || firewall::rules_state(Some(&desired));
         let state = netns::run(&node.namespaces.path(), Duration::from_secs(20), read);
         if state.unwrap().unwrap() == RulesState::Unreadable {
             let delete = format!("flush chain ip filler {chain}; delete chain ip filler {chain}");
@@ -148,7 +149,7 @@ fn fill_listing(node: &Node) {
 }
 
 #[test]
-fn installed_rules_that_cannot_be_read_back_are_no_repair() {
+fn repair_fails_if_the_installed_rules_cannot_be_read_back() {
     let node = Node::with(&waiting());
     fill_listing(&node);
     let controller = node.controller(&[]);
@@ -160,7 +161,7 @@ fn installed_rules_that_cannot_be_read_back_are_no_repair() {
 }
 
 #[test]
-fn a_fifo_among_the_cached_cni_results_does_not_block_a_repair() {
+fn fifo_among_the_cached_cni_results_does_not_block_a_repair() {
     let node = Node::new();
     let fifo = node.dir("var/lib/cni/results").join("net-fifo-eth0");
     mkfifo(&fifo, Mode::S_IRUSR).unwrap();
@@ -172,17 +173,17 @@ fn a_fifo_among_the_cached_cni_results_does_not_block_a_repair() {
     });
 }
 
-/// Makes the file on which the runtime mounts a netns, as a container shows it whose mounts are
-/// older than the netns.
-fn make_netns_file(node: &Node, name: &str, made: SystemTime) {
+/// Creates the file on which the runtime mounts a netns, but without the mount. A container that
+/// started before the netns was mounted sees only this file.
+fn create_netns_file(node: &Node, name: &str, created: SystemTime) {
     let file = File::create(node.dir("var/run/netns").join(name)).unwrap();
-    file.set_modified(made).unwrap();
+    file.set_modified(created).unwrap();
 }
 
 #[test]
-fn the_controller_restarts_to_repair_a_pod_with_a_later_netns() {
+fn controller_restarts_to_repair_a_pod_whose_netns_was_mounted_later() {
     let node = Node::new();
-    make_netns_file(&node, "later", SystemTime::now());
+    create_netns_file(&node, "later", SystemTime::now());
     node.cache_result_of("uid-of-web-1", "later");
     node.knows(&waiting());
     let mut controller = node.controller(&[]);
@@ -193,7 +194,7 @@ fn the_controller_restarts_to_repair_a_pod_with_a_later_netns() {
     assert_eq!(node.ruleset(), "");
     assert!(node.events().is_empty() && node.changes().is_empty());
 
-    // The kubelet starts the container with the mounts that the node has by then.
+    // The kubelet restarts the container. The netns is now among its mounts.
     fs::remove_file(node.dir("var/run/netns").join("later")).unwrap();
     node.name_netns(&node.namespaces, "later");
     let controller = node.controller(&[]);
@@ -201,13 +202,13 @@ fn the_controller_restarts_to_repair_a_pod_with_a_later_netns() {
     assert!(node.ruleset().contains("redirect to :4140"));
 }
 
-/// A tenant can start such pods all the time. The kubelet waits up to 5 minutes before restarts that
-/// follow each other.
+/// A tenant can start such pods all the time. The kubelet delays repeated restarts by up to
+/// 5 minutes.
 #[test]
-fn the_controller_runs_on_for_a_pod_that_started_by_the_plugin_and_whose_validator_fails() {
+fn controller_does_not_restart_for_a_pod_that_started_after_the_plugin_was_chained() {
     let node = Node::new();
     node.chained_at(SystemTime::now() - Duration::from_secs(60));
-    make_netns_file(&node, "later", SystemTime::now());
+    create_netns_file(&node, "later", SystemTime::now());
     node.cache_result_of("uid-of-web-1", "later");
     node.knows(&waiting());
     let controller = node.controller(&[]);
@@ -224,12 +225,12 @@ fn the_controller_runs_on_for_a_pod_that_started_by_the_plugin_and_whose_validat
     assert!(!controller.log().contains("Restarting"), "{}", controller.log());
 }
 
-/// As the pods that an earlier agent's plugin redirected during a rollout.
+/// During a rollout, the plugin of an earlier agent redirects such pods.
 #[test]
-fn the_audit_after_the_start_ignores_a_running_pod_that_started_by_an_earlier_agents_plugin() {
+fn first_audit_ignores_a_running_pod_that_started_after_the_plugin_was_chained() {
     let node = Node::new();
     node.chained_at(SystemTime::now() - Duration::from_secs(60));
-    make_netns_file(&node, "later", SystemTime::now());
+    create_netns_file(&node, "later", SystemTime::now());
     node.cache_result_of("uid-of-web-1", "later");
     node.knows(&running());
     let controller = node.controller(&[]);
@@ -239,10 +240,10 @@ fn the_audit_after_the_start_ignores_a_running_pod_that_started_by_an_earlier_ag
 }
 
 #[test]
-fn a_netns_file_that_was_left_behind_does_not_end_the_controller() {
+fn controller_does_not_restart_for_an_old_netns_file() {
     let node = Node::new();
-    make_netns_file(&node, "left", SystemTime::now() - Duration::from_secs(60));
-    node.cache_result_of("uid-of-web-1", "left");
+    create_netns_file(&node, "old", SystemTime::now() - Duration::from_secs(60));
+    node.cache_result_of("uid-of-web-1", "old");
     node.knows(&waiting());
     let controller = node.controller(&[]);
     controller.until_metric_is("repair_errors_total", 1);
@@ -250,9 +251,9 @@ fn a_netns_file_that_was_left_behind_does_not_end_the_controller() {
 }
 
 #[test]
-fn a_pod_that_can_be_repaired_is_repaired_before_the_controller_ends() {
+fn controller_repairs_other_pods_before_it_restarts() {
     let node = Node::new();
-    make_netns_file(&node, "later", SystemTime::now());
+    create_netns_file(&node, "later", SystemTime::now());
     node.cache_result_of("uid-of-web-2", "later");
     node.cache_cni_result("uid-of-web-1");
     let mut later = waiting();
@@ -266,11 +267,11 @@ fn a_pod_that_can_be_repaired_is_repaired_before_the_controller_ends() {
     assert!(node.ruleset().contains("redirect to :4140"), "{}", controller.log());
 }
 
-/// No validator fails in such a pod.
+/// The validator of such a pod does not fail again, so only an audit finds the pod.
 #[test]
-fn the_controller_restarts_for_a_pod_that_may_be_older_than_the_plugin() {
+fn controller_restarts_for_a_running_pod_that_may_have_started_before_the_plugin_was_chained() {
     let node = Node::new();
-    make_netns_file(&node, "later", SystemTime::now());
+    create_netns_file(&node, "later", SystemTime::now());
     node.cache_result_of("uid-of-web-1", "later");
     node.knows(&running());
     let mut controller = node.controller(&[]);
@@ -279,30 +280,30 @@ fn the_controller_restarts_for_a_pod_that_may_be_older_than_the_plugin() {
     assert!(controller.until_ended().success());
 }
 
-/// Returns the state of the pod's rules, as an audit reads it without today's values.
+/// Returns the state of the pod's rules, compared only with their marker.
 fn rules_state(node: &Node) -> RulesState {
     let read = || firewall::rules_state(None);
     netns::run(&node.namespaces.path(), Duration::from_secs(20), read).unwrap().unwrap()
 }
 
-/// A controller that is killed in a repair may have written the plugin's rules, and not yet deleted
-/// those of iptables.
+/// A repair that is killed may have installed rules in the plugin's table without deleting those of
+/// iptables.
 #[test]
-fn a_repair_that_ended_before_it_deleted_rules_of_iptables_is_repeated() {
+fn repair_that_was_interrupted_before_it_deleted_iptables_rules_is_repeated() {
     let complete = meshed("nft");
     add(&complete, "native", "9999");
     assert_eq!(rules_state(&complete), RulesState::Complete);
 
     let damaged = meshed("nft");
     damaged.namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
-    // The comments do not tell the UID.
-    let of_other_uid = Node::with(&running());
+    // Only the marker shows the different UID. The other comments do not contain it.
+    let with_other_uid = Node::with(&running());
     let other = Redirect { proxy_uid: Some(3000), ..redirect("nft", "9999") };
     let spec = RuleSpec { redirect: other, families: Family::IPV4 };
     let apply = move || firewall::apply(&spec, &[Backend::Nft]);
-    let path = of_other_uid.namespaces.path();
+    let path = with_other_uid.namespaces.path();
     netns::run(&path, Duration::from_secs(20), apply).unwrap().unwrap();
-    for node in [damaged, of_other_uid] {
+    for node in [damaged, with_other_uid] {
         add(&node, "native", "9999");
         let state = rules_state(&node);
         assert!(matches!(state, RulesState::Missing(..)), "{state:?}");

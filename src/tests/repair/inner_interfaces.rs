@@ -1,4 +1,4 @@
-//! Repair of pods with interfaces to networks inside them. Needs root.
+//! Tests the repair of pods with interfaces to networks inside the pod. Needs root.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::node::{Node, add, entry, running, waiting};
 
 const SYSCTL: &str = "cat /proc/sys/net/ipv4/conf/default/route_localnet";
 
-/// The pod with an annotation that names two interfaces.
+/// Returns the pod with an annotation that names two interfaces.
 fn annotated(mut pod: Value) -> Value {
     pod["metadata"]["annotations"]["config.linkerd.io/inner-interfaces"] =
         json!("docker0,k6t-eth0");
@@ -14,7 +14,7 @@ fn annotated(mut pod: Value) -> Value {
 }
 
 #[test]
-fn a_stranded_pod_gets_the_rules_and_the_sysctl_for_its_interfaces() {
+fn stranded_pod_gets_the_rules_and_the_sysctl_for_its_interfaces() {
     let node = Node::with(&annotated(waiting()));
     assert_eq!(node.namespaces.sh(SYSCTL), "0\n");
     let controller = node.controller(&[]);
@@ -25,7 +25,7 @@ fn a_stranded_pod_gets_the_rules_and_the_sysctl_for_its_interfaces() {
 }
 
 #[test]
-fn an_audit_restores_a_missing_rule_for_an_interface() {
+fn audit_restores_a_missing_rule_for_an_interface() {
     let node = Node::with(&annotated(waiting()));
     let controller = node.controller(&[]);
     controller.until_metric_is("pods_repaired_total", 1);
@@ -41,7 +41,7 @@ fn an_audit_restores_a_missing_rule_for_an_interface() {
 }
 
 #[test]
-fn names_that_the_chart_gets_later_are_drift_and_not_repaired() {
+fn interfaces_that_are_added_to_the_chart_values_later_are_drift_and_not_repaired() {
     let node = Node::with(&running());
     add(&node, "native", "9999");
     let before = node.ruleset();

@@ -1,5 +1,4 @@
-//! Requests that the watch sends to the API server, and how it handles old, long and
-//! incomplete lists.
+//! Tests the requests of the watch to the API server, and stale, long and incomplete lists.
 
 use std::fs;
 use std::thread;
@@ -14,7 +13,7 @@ use crate::controller::Controller;
 use crate::until::{until, until_within};
 use crate::{path, pod, stranded};
 
-fn count(api: &Api) -> usize {
+fn count_requests(api: &Api) -> usize {
     api.received(|_| true).len()
 }
 
@@ -22,31 +21,31 @@ fn expired() -> Value {
     json!({"kind": "Status", "status": "Failure", "code": 410, "message": "too old"})
 }
 
-/// Calls `meanwhile` every 20 ms for `seconds`.
-fn for_seconds(seconds: u64, mut meanwhile: impl FnMut()) {
+/// Calls `call` every 20 ms for `seconds`.
+fn repeat_for(seconds: u64, mut call: impl FnMut()) {
     let end = Instant::now() + Duration::from_secs(seconds);
     while Instant::now() < end {
-        meanwhile();
+        call();
         thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// A healthy pod whose JSON has about `size` bytes, in the fields that are largest in real
-/// pods: annotations, environment variables and managed fields.
-fn fat(name: &str, size: usize) -> Value {
-    let mut fat = pod(name, json!({"ready": true}));
+/// Returns a healthy pod whose JSON has about `size` bytes. They are in the fields that are largest
+/// in real pods: annotations, environment variables and managed fields.
+fn large_pod(name: &str, size: usize) -> Value {
+    let mut pod = pod(name, json!({"ready": true}));
     let text = "x".repeat(size / 4);
-    fat["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/last-applied": &text});
-    fat["metadata"]["managedFields"] = json!([{"fieldsV1": {"f:a": &text}}]);
+    pod["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/last-applied": &text});
+    pod["metadata"]["managedFields"] = json!([{"fieldsV1": {"f:a": &text}}]);
     let env = |index| json!({"name": format!("A_{index}"), "value": &text});
     let env: Vec<Value> = (0..2).map(env).collect();
-    fat["spec"]["containers"] = json!([{"name": "app", "env": env}, {"name": "linkerd-proxy"}]);
-    fat["status"]["phase"] = json!("Running");
-    fat
+    pod["spec"]["containers"] = json!([{"name": "app", "env": env}, {"name": "linkerd-proxy"}]);
+    pod["status"]["phase"] = json!("Running");
+    pod
 }
 
 #[test]
-fn a_watch_error_is_logged_on_one_short_line_without_the_token() {
+fn watch_error_is_logged_on_one_short_line_without_the_token() {
     let (api, controller) = Controller::watched();
     let mut status = expired();
     status["message"] = json!(format!("\u{1b}too old: Bearer first{}", "z".repeat(100_000)));
@@ -60,14 +59,14 @@ fn a_watch_error_is_logged_on_one_short_line_without_the_token() {
 }
 
 #[test]
-fn without_failures_there_is_one_list_and_one_watch() {
+fn controller_sends_one_list_and_one_watch_if_nothing_fails() {
     let (api, _controller) = Controller::watched();
-    for_seconds(4, || api.bookmark());
-    assert_eq!((api.lists(), api.watches().len(), count(&api)), (1, 1, 2));
+    repeat_for(4, || api.bookmark());
+    assert_eq!((api.lists(), api.watches().len(), count_requests(&api)), (1, 1, 2));
 }
 
 #[test]
-fn lists_come_whole_from_the_cache_and_watches_end_at_random_times() {
+fn lists_are_unpaged_and_from_the_cache_and_watches_end_at_random_times() {
     let api = Api::start();
     let controllers: Vec<_> = (0..6).map(|_| Controller::watching(&api)).collect();
     until("all watch", || api.watches().len() >= controllers.len());
@@ -92,13 +91,13 @@ fn lists_come_whole_from_the_cache_and_watches_end_at_random_times() {
 #[test]
 fn each_audit_sends_one_list_request() {
     let api = Api::start();
-    api.state().pods = (0..50).map(|i| fat(&i.to_string(), 1000)).collect();
+    api.state().pods = (0..50).map(|i| large_pod(&i.to_string(), 1000)).collect();
     let host = host();
     let controller = auditing(&api, &host, 1);
     controller.until_metric_reaches("audits_total", 5);
     let lists = api.lists() as u64;
     let audits = controller.metric("audits_total");
-    // One list is that of the watch, and one audit may not have ended.
+    // One list is for the watch. Another audit may have sent its list without having finished.
     assert!(lists <= audits + 2, "{lists} lists for {audits} audits");
     assert!(lists >= 5, "{lists} lists for 5 audits");
 }
@@ -108,7 +107,7 @@ fn pods_beyond_the_limit_of_an_audit_are_counted_as_errors() {
     const LIMIT: u64 = 1024;
     const PODS: u64 = 3000;
     let api = Api::start();
-    api.state().pods = (0..PODS).map(|i| fat(&i.to_string(), 4)).collect();
+    api.state().pods = (0..PODS).map(|i| large_pod(&i.to_string(), 4)).collect();
     let host = host();
     let controller = auditing(&api, &host, 1);
     controller.until_metric_reaches("audits_total", 1);
@@ -118,9 +117,9 @@ fn pods_beyond_the_limit_of_an_audit_are_counted_as_errors() {
 }
 
 #[test]
-fn an_incomplete_list_has_no_effect_and_is_repeated() {
+fn incomplete_list_is_ignored_and_requested_again() {
     let api = Api::start();
-    let healthy = (0..20).map(|i| fat(&i.to_string(), 1000));
+    let healthy = (0..20).map(|i| large_pod(&i.to_string(), 1000));
     api.state().pods = [stranded("web-1")].into_iter().chain(healthy).collect();
     api.state().list = Answer::Fault(ApiFault::Cut);
     let controller = Controller::start(&api);
@@ -129,15 +128,15 @@ fn an_incomplete_list_has_no_effect_and_is_repeated() {
     assert_eq!(status, 500);
     assert!(body.starts_with("not ready: the node's pods are not listed yet: "), "{body}");
     assert_eq!(controller.get("/live").1, "alive\n");
-    until("a second try", || api.lists() >= 2);
-    let asked = api.received(|request| !request.is_list());
-    assert!(asked.is_empty(), "{asked:?}");
+    until("a second list", || api.lists() >= 2);
+    let others = api.received(|request| !request.is_list());
+    assert!(others.is_empty(), "{others:?}");
     api.state().list = Answer::Status(200);
     controller.until_metric_is("pods_deleted_total", 1);
 }
 
 #[test]
-fn an_endless_list_is_cancelled_at_the_size_limit() {
+fn endless_list_is_cancelled_at_the_size_limit() {
     let api = Api::start();
     api.state().list = Answer::Fault(ApiFault::Endless);
     let controller = Controller::start(&api);
@@ -148,10 +147,10 @@ fn an_endless_list_is_cancelled_at_the_size_limit() {
 }
 
 #[test]
-fn a_list_older_than_the_last_watch_event_loses_no_change_or_pod() {
+fn stale_list_neither_deletes_a_changed_pod_nor_misses_a_stranded_one() {
     let (api, controller) = Controller::watched();
     api.bookmark();
-    // An API server with a stale cache responds: the validator has succeeded since then.
+    // Respond as an API server with a stale cache. The validator of web-1 has succeeded since then.
     {
         let mut state = api.state();
         state.version = 90;
@@ -159,13 +158,13 @@ fn a_list_older_than_the_last_watch_event_loses_no_change_or_pod() {
         state.delete = Answer::Status(409);
     }
     api.send("ERROR", &expired());
-    until("a watch from the list's version", || {
+    until("a watch from the version of the list", || {
         let mut watches = api.watches().into_iter();
         watches.any(|path| path.ends_with("&resourceVersion=90"))
     });
     controller.until_logged("Pod has changed");
     assert_eq!(api.deleted().len(), 1, "one attempt, which is rejected");
-    // A change that the stale list lacks arrives as a watch event.
+    // A change that is not in the stale list arrives as a watch event.
     api.state().delete = Answer::Status(200);
     api.modify(&stranded("web-2"));
     controller.until_metric_is("pods_deleted_total", 1);
@@ -174,7 +173,7 @@ fn a_list_older_than_the_last_watch_event_loses_no_change_or_pod() {
 }
 
 #[test]
-fn an_event_without_resource_version_does_not_move_the_next_watch() {
+fn watch_event_without_resource_version_does_not_change_the_start_of_the_next_watch() {
     let (api, _controller) = Controller::watched();
     api.bookmark();
     api.send("BOOKMARK", &json!({"metadata": {}}));
@@ -184,7 +183,7 @@ fn an_event_without_resource_version_does_not_move_the_next_watch() {
     assert_eq!(api.lists(), 1);
 }
 
-/// Seconds of each wait that the log names, such as `retrying in 3.1s`.
+/// Returns the waits in the log, such as `retrying in 3.1s`, in seconds.
 fn logged_waits(controller: &Controller) -> Vec<f64> {
     let log = controller.log();
     let mut waits = Vec::new();
@@ -193,19 +192,19 @@ fn logged_waits(controller: &Controller) -> Vec<f64> {
         let number = wait.trim_end_matches(char::is_alphabetic);
         waits.push(match &wait[number.len()..] {
             "s" => number.parse().unwrap(),
-            // Milliseconds, or less.
+            // The unit is milliseconds or smaller.
             _ => 0.0,
         });
     }
     waits
 }
 
-/// In each case every request fails at once.
+/// In each case, every request fails immediately.
 #[test]
-fn requests_back_off_after_repeated_failures_of_every_kind() {
-    type Trouble = fn(&Api);
-    let watch_is_refused = |api: &Api| api.state().watch = Answer::Status(410);
-    let list_is_refused = |api: &Api| {
+fn controller_backs_off_after_repeated_failures_of_any_kind() {
+    type Fault = fn(&Api);
+    let watch_is_rejected = |api: &Api| api.state().watch = Answer::Status(410);
+    let list_is_rejected = |api: &Api| {
         api.state().watch = Answer::Status(410);
         api.state().list = Answer::Status(429);
     };
@@ -213,7 +212,7 @@ fn requests_back_off_after_repeated_failures_of_every_kind() {
         api.state().watch = Answer::Status(410);
         api.state().list = Answer::Fault(ApiFault::Cut);
     };
-    let nothing_more = |_: &Api| {};
+    let none = |_: &Api| {};
     let bookmark_and_410 = |api: &Api| {
         api.bookmark_now();
         api.send_now("ERROR", &expired());
@@ -231,26 +230,27 @@ fn requests_back_off_after_repeated_failures_of_every_kind() {
         api.crash();
         api.up();
     };
-    let cases: [(&str, Trouble, Trouble); 7] = [
-        ("410 for the watch", watch_is_refused, Api::end_watches),
-        ("410 in the watch", nothing_more, bookmark_and_410),
-        ("a broken watch", nothing_more, bookmark_and_break),
-        ("a watch that ends early", nothing_more, bookmark_and_end),
-        ("429 for the list", list_is_refused, Api::end_watches),
+    // Name, fault that lasts, and fault that is repeated.
+    let cases: [(&str, Fault, Fault); 7] = [
+        ("410 for the watch", watch_is_rejected, Api::end_watches),
+        ("410 in the watch", none, bookmark_and_410),
+        ("a broken watch", none, bookmark_and_break),
+        ("a watch that ends early", none, bookmark_and_end),
+        ("429 for the list", list_is_rejected, Api::end_watches),
         ("half a list", list_is_cut, Api::end_watches),
-        ("a server that crashes", nothing_more, crash),
+        ("a server that crashes", none, crash),
     ];
     thread::scope(|scope| {
-        for (name, prepare, again) in cases {
+        for (name, prepare, repeat) in cases {
             scope.spawn(move || {
                 let (api, controller) = Controller::watched();
                 prepare(&api);
-                let before = count(&api);
+                let before = count_requests(&api);
                 until(name, || {
-                    again(&api);
+                    repeat(&api);
                     logged_waits(&controller).len() >= 4
                 });
-                let requests = count(&api) - before;
+                let requests = count_requests(&api) - before;
                 let waits = logged_waits(&controller);
                 for (wait, (shortest, longest)) in
                     waits.iter().zip([(0.0, 5.0), (3.0, 5.0), (6.0, 10.0), (12.0, 20.0)])
@@ -258,7 +258,7 @@ fn requests_back_off_after_repeated_failures_of_every_kind() {
                     let rounded = shortest - 0.1..=longest + 0.1;
                     assert!(rounded.contains(wait), "{name}: {waits:?}");
                 }
-                // After a wait there are at most a list and a watch.
+                // There are at most a list and a watch after each wait.
                 assert!(requests <= 2 * waits.len() + 1, "{name}: {requests} for {waits:?}");
             });
         }
@@ -266,7 +266,7 @@ fn requests_back_off_after_repeated_failures_of_every_kind() {
 }
 
 #[test]
-fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
+fn watch_continues_from_the_last_version_of_the_previous_watch() {
     let (api, controller) = Controller::watched();
     let watched_from = |version: &str| {
         let version = format!("resourceVersion={version}");
@@ -277,8 +277,8 @@ fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
     api.end_watches();
     until("a watch from the bookmark", || watched_from("150"));
 
-    // The event has a pod instead of a bookmark: the pod's deletion shows that the controller has
-    // read the event before the crash.
+    // Send a stranded pod instead of a bookmark. When the pod is deleted, the controller has read
+    // the event.
     let mut first = stranded("web-0");
     first["metadata"]["resourceVersion"] = json!("160");
     api.modify(&first);
@@ -295,9 +295,9 @@ fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
 }
 
 #[test]
-fn an_expired_resource_version_causes_a_new_list() {
+fn expired_resource_version_causes_a_new_list() {
     let (api, controller) = Controller::watched();
-    // No watch event reports this pod: only a new list finds it.
+    // No watch event reports this pod, so only a new list can find it.
     api.state().pods = vec![stranded("web-1")];
     api.send("ERROR", &json!({"kind": "Status", "status": "Failure", "code": 410}));
     controller.until_metric_is("pods_deleted_total", 1);
@@ -305,7 +305,7 @@ fn an_expired_resource_version_causes_a_new_list() {
     api.state().pods = vec![stranded("web-2")];
     api.state().watch = Answer::Status(410);
     api.end_watches();
-    until("the second one is deleted", || api.deleted().contains(&path("web-2")));
+    until("the second pod is deleted", || api.deleted().contains(&path("web-2")));
 }
 
 #[test]
@@ -320,26 +320,26 @@ fn memory_grows_little_with_the_size_of_the_list() {
         controller.until_metric_is("pods_deleted_total", 1);
         controller.status("VmHWM:")
     };
-    let few = peak(vec![fat("a", 1000)]);
+    let few = peak(vec![large_pod("a", 1000)]);
     for (name, count, size, most) in [
         ("200 of 10 kB", 200, 10_000, 1000),
         ("5000 of 4 kB", 5000, 4_000, 3000),
         ("20 of 1 MB", 20, 1_000_000, 3000),
         ("one of 1.5 MB", 1, 1_500_000, 4000),
     ] {
-        let pods = (0..count).map(|i| fat(&i.to_string(), size)).collect();
+        let pods = (0..count).map(|i| large_pod(&i.to_string(), size)).collect();
         let more = peak(pods).saturating_sub(few);
         assert!(more <= most, "{name}: {more} kB more than {few} kB");
     }
 }
 
-/// Starts a controller that audits the pods of the host every `seconds`.
+/// Starts a controller that audits the pods of the node every `seconds`.
 fn auditing(api: &Api, host: &TempDir, seconds: u32) -> Controller {
     let prefix = format!("--mount-prefix={}", host.path().display());
     Controller::with(api, &[&format!("--audit-seconds={seconds}"), &prefix])
 }
 
-/// Directories of a host on which the plugin is chained.
+/// Creates the directories of a node on which the plugin is chained.
 fn host() -> TempDir {
     let root = TempDir::new().unwrap();
     let nets = root.path().join("etc/cni/net.d");

@@ -1,5 +1,4 @@
-//! The repair modes, the wait for the agent and the repair budget, against the fake API
-//! server.
+//! Tests the repair modes, the wait for the agent, and the repair budget, with a fake API server.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use crate::controller::{ANY_PORT, Controller};
 use crate::until::{until, until_within};
 use crate::{path, stranded};
 
-/// A stranded pod with `value` at `pointer`.
+/// Returns a stranded pod with `value` at the JSON pointer `pointer`.
 pub fn changed(name: &str, pointer: &str, value: Value) -> Value {
     let mut pod = stranded(name);
     *pod.pointer_mut(pointer).unwrap() = value;
@@ -26,14 +25,14 @@ pub fn changed(name: &str, pointer: &str, value: Value) -> Value {
 #[test]
 fn rejected_requests_do_not_use_up_the_repair_budget() {
     let api = Api::start();
-    // The pods are gone before the controller deletes them.
+    // Respond as if the pods were gone.
     api.state().delete = Answer::Status(404);
     // The budget allows four repairs, and two of them in one namespace.
     let controller = Controller::with(&api, &["--rate=4"]);
     for name in 0..5 {
         api.modify(&stranded(&format!("gone-{name}")));
     }
-    until("all were tried", || api.deleted().len() == 5);
+    until("five deletions", || api.deleted().len() == 5);
     api.state().delete = Answer::Status(200);
     api.modify(&stranded("web-1"));
     api.modify(&stranded("web-2"));
@@ -42,7 +41,7 @@ fn rejected_requests_do_not_use_up_the_repair_budget() {
 }
 
 #[test]
-fn refused_evictions_do_not_use_up_the_repair_budget() {
+fn rejected_evictions_do_not_use_up_the_repair_budget() {
     let api = Api::start();
     let refusal = "Cannot evict pod as it would violate the pod's disruption budget.";
     api.state().evict = Answer::Refusal(429, refusal);
@@ -64,7 +63,7 @@ fn stranded_in(namespace: &str, name: &str) -> Value {
 }
 
 #[test]
-fn a_namespace_with_many_stranded_pods_leaves_budget_to_others() {
+fn one_namespace_cannot_use_up_the_repair_budget_of_others() {
     let api = Api::start();
     let many = (0..8).map(|number| stranded_in("many", &format!("web-{number}")));
     api.state().pods = many.chain([stranded_in("few", "web")]).collect();
@@ -72,10 +71,10 @@ fn a_namespace_with_many_stranded_pods_leaves_budget_to_others() {
     until("three pods are deleted", || api.deleted().len() >= 3);
     let few = "/api/v1/namespaces/few/pods/web".to_owned();
     assert!(api.deleted()[..3].contains(&few), "{:?}", api.deleted());
-    // The other pods of the namespace wait, although the node's budget has one repair left.
+    // The other pods of this namespace wait, although the node's budget allows one more repair.
     controller.until_logged("The repair budget is used up");
     assert_eq!(api.deleted().len(), 3, "{:?}", api.deleted());
-    // A new pod of another namespace does not wait behind them.
+    // A new pod of another namespace does not have to wait.
     api.modify(&stranded_in("new", "web"));
     until_within(Duration::from_secs(20), "the pod of the third namespace is deleted", || {
         api.deleted().len() == 4
@@ -84,7 +83,7 @@ fn a_namespace_with_many_stranded_pods_leaves_budget_to_others() {
 }
 
 #[test]
-fn a_changed_pod_is_not_deleted_until_an_event_has_its_version() {
+fn pod_that_has_changed_is_deleted_only_after_an_event_with_the_new_version() {
     let (api, controller) = Controller::watched();
     api.state().delete = Answer::Status(409);
     api.modify(&stranded("web-0"));
@@ -121,7 +120,7 @@ fn mode_report_changes_nothing_and_reports_each_pod_once() {
 }
 
 #[test]
-fn mode_report_ignores_a_pod_stranded_only_in_a_stale_list() {
+fn mode_report_ignores_a_pod_that_is_stranded_only_in_a_stale_list() {
     let api = Api::start();
     api.state().pods = vec![stranded("well"), stranded("web-1")];
     api.knows(&changed("well", "/status/initContainerStatuses", json!([])));
@@ -132,16 +131,16 @@ fn mode_report_ignores_a_pod_stranded_only_in_a_stale_list() {
     assert_eq!(api.events()[0]["regarding"]["name"], "web-1");
 }
 
-/// The next pod of a StatefulSet has the name of the last one. It may be stranded, too: its own event
-/// finds it.
+/// In a StatefulSet, a new pod has the name of the old one. If it is stranded, too, the controller
+/// finds it by its own event.
 #[test]
-fn a_pod_that_replaced_the_found_pod_is_not_taken_for_it() {
+fn pod_with_the_name_of_a_stranded_one_is_not_confused_with_it() {
     let api = Api::start();
     api.state().pods = vec![stranded("web-1"), stranded("web-2")];
     api.knows(&changed("web-1", "/metadata/uid", json!("uid-of-the-replacement")));
     api.knows(&stranded("web-2"));
     let controller = Controller::with(&api, &["--mode=report"]);
-    // The queue keeps its order: when the second pod is reported, the first is finished.
+    // The queue is ordered, so when the second pod is reported, the first one has been handled.
     controller.until_metric_is("events_publish_latency_seconds_count", 1);
     assert_eq!(api.events()[0]["regarding"]["name"], "web-2");
     assert_eq!(controller.metric("pods_reported_total"), 1);
@@ -156,10 +155,12 @@ pub fn agent(ready: &Arc<AtomicBool>) -> String {
         for stream in listener.incoming().flatten() {
             let mut connection = Connection::new(stream, None).unwrap();
             let _ = connection.read_request();
-            let _ = match ready.load(Ordering::Relaxed) {
-                true => connection.send_response(200, "ready\n"),
-                false => connection.send_response(500, "not ready: no binary\n"),
+            let (code, body) = if ready.load(Ordering::Relaxed) {
+                (200, "ready\n")
+            } else {
+                (500, "not ready: no binary\n")
             };
+            let _ = connection.send_response(code, body);
         }
     });
     address
@@ -182,24 +183,24 @@ fn no_pod_is_repaired_before_the_agent_is_ready() {
 }
 
 #[test]
-fn repairs_that_fail_in_an_api_outage_succeed_after_it() {
+fn repairs_that_fail_during_an_api_outage_are_completed_after_it() {
     let (api, controller) = Controller::watched();
     api.state().delete = Answer::Fault(ApiFault::Hang);
     api.modify(&stranded("web-1"));
     controller.until_metric_reaches("pods_delete_timeout_total", 1);
     api.crash();
-    // No watch event reports these pods: only a new list finds them.
+    // No watch event reports these pods, so only a new list can find them.
     api.state().pods = vec![stranded("web-1"), stranded("web-2")];
     api.state().watch = Answer::Status(410);
     api.state().delete = Answer::Status(200);
     api.up();
-    // The fake API server lists a pod also after its deletion.
+    // There may be more deletions, because the fake API server still lists a deleted pod.
     controller.until_metric_reaches("pods_deleted_total", 2);
-    until("the pod of the list is deleted", || api.deleted().contains(&path("web-2")));
+    until("the second pod is deleted", || api.deleted().contains(&path("web-2")));
 }
 
 #[test]
-fn settings_come_from_the_charts_variables_and_an_empty_one_is_the_default() {
+fn settings_are_read_from_environment_variables_and_an_empty_one_means_the_default() {
     for (values, counter) in
         [(["report", "0", "5", "false"], "pods_reported_total"), ([""; 4], "pods_deleted_total")]
     {

@@ -1,4 +1,5 @@
-//! A node for mode `in-place` and audits: conflist, pods and their network namespaces. Needs root.
+//! A node for tests of mode `in-place` and of audits, with a conflist, pods and their network
+//! namespaces. Needs root.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -23,7 +24,7 @@ use crate::{path, stranded};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A node with one pod, `web-1`, in a netns of its own.
+/// A node with one pod, `web-1`, which has its own netns.
 pub struct Node {
     pub api: Api,
     pub namespaces: Namespaces,
@@ -39,14 +40,14 @@ impl Node {
         };
         node.name_netns(&node.namespaces, "pod");
         node.chain(&entry("auto"));
-        // Invalid elements are ignored, as the plugin does.
+        // Invalid elements are ignored, as in the plugin.
         let annotations = json!({"config.linkerd.io/skip-outbound-ports": "http,9999,30-20"});
         let object = json!({"metadata": {"name": "emojivoto", "annotations": annotations}});
         node.api.answer("/api/v1/namespaces/emojivoto", 200, &object.to_string());
         node
     }
 
-    /// A node whose pod is `pod`, which the runtime knows.
+    /// Creates a node with this pod. The runtime has a cached CNI result of the pod.
     pub fn with(pod: &Value) -> Self {
         let node = Node::new();
         node.cache_cni_result("uid-of-web-1");
@@ -54,6 +55,7 @@ impl Node {
         node
     }
 
+    /// Creates a directory of the node, and returns its path.
     pub fn dir(&self, path: &str) -> std::path::PathBuf {
         let dir = self.root.path().join(path);
         fs::create_dir_all(&dir).unwrap();
@@ -68,13 +70,13 @@ impl Node {
         fs::write(path, list.to_string()).unwrap();
     }
 
-    /// Dates the conflist, as if it had got the plugin entry at that time.
+    /// Sets the modification time of the conflist, as if the plugin had been chained then.
     pub fn chained_at(&self, time: SystemTime) {
         let path = self.dir("etc/cni/net.d").join("10-net.conflist");
         File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
     }
 
-    /// Links the pod's netns under this name, as runtimes do.
+    /// Makes the netns available under this name in `/var/run/netns`, as runtimes do.
     pub fn name_netns(&self, namespaces: &Namespaces, name: &str) {
         symlink(namespaces.path(), self.dir("var/run/netns").join(name)).unwrap();
     }
@@ -112,6 +114,7 @@ impl Node {
         self.api.state().pods = vec![pod.clone()];
     }
 
+    /// Starts the controller for this node, in mode `in-place` unless the arguments set a mode.
     pub fn controller(&self, arguments: &[&str]) -> Controller {
         let prefix = format!("--mount-prefix={}", self.root.path().display());
         let mut all = vec![&*prefix];
@@ -122,12 +125,12 @@ impl Node {
         Controller::with(&self.api, &all)
     }
 
-    /// Starts the controller with an audit each second.
+    /// Starts the controller with an audit every second.
     pub fn auditing(&self, arguments: &[&str]) -> Controller {
         self.controller(&[&["--audit-seconds=1"], arguments].concat())
     }
 
-    /// Starts the auditing controller, and waits until one pod is repaired.
+    /// Starts the controller with an audit every second, and waits until it has repaired one pod.
     pub fn repaired(&self) -> Controller {
         let controller = self.auditing(&[]);
         controller.until_metric_is("pods_repaired_total", 1);
@@ -138,12 +141,12 @@ impl Node {
         self.namespaces.run("nft", &["list", "ruleset"])
     }
 
-    /// Connects from the pod to a host outside and returns the response.
+    /// Connects from the pod to its neighbour, and returns the response.
     pub fn response(&self) -> String {
         self.namespaces.connect_from_pod(0, NEIGHBOUR[0], 80)
     }
 
-    /// Requests that delete, evict or change the pod.
+    /// Returns the requests that delete, evict or change a pod.
     pub fn changes(&self) -> Vec<Request> {
         self.api.received(|request| {
             ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
@@ -155,6 +158,7 @@ impl Node {
     }
 }
 
+/// Returns a plugin entry with this `iptables-mode`.
 pub fn entry(mode: &str) -> Value {
     json!({"type": "linkerd-cni", "name": "linkerd-cni", "linkerd": {
         "incoming-proxy-port": 4143,
@@ -164,7 +168,7 @@ pub fn entry(mode: &str) -> Value {
     }})
 }
 
-/// The pod while it runs, with its IP address.
+/// Returns the pod in the phase Running, with its IP address.
 pub fn running() -> Value {
     let mut pod = stranded("web-1");
     pod["spec"]["containers"] = json!([{"name": "app"}, {"name": "linkerd-proxy"}]);
@@ -172,7 +176,7 @@ pub fn running() -> Value {
     pod
 }
 
-/// The pod, with its IP address, while its validator fails.
+/// Returns the pod while its validator fails, with its IP address.
 pub fn waiting() -> Value {
     let mut pod = running();
     pod["status"] = stranded("web-1")["status"].clone();
@@ -180,7 +184,7 @@ pub fn waiting() -> Value {
     pod
 }
 
-/// A node with the running pod, whose rules were installed with `iptablesMode` set to `mode`.
+/// Creates a node with a running pod. Its rules were installed with `iptablesMode` set to `mode`.
 pub fn meshed(mode: &str) -> Node {
     let node = Node::with(&running());
     add(&node, mode, "9999");
@@ -206,7 +210,7 @@ pub fn add(node: &Node, mode: &str, skip_outbound: &str) {
     add_in(&node.namespaces.path(), mode, skip_outbound);
 }
 
-/// As [`add`], in the netns at `path`.
+/// Installs rules like [`add`], in the netns at `path`.
 pub fn add_in(path: &Path, mode: &str, skip_outbound: &str) {
     let config = config(mode);
     let spec = firewall::rule_spec(redirect(mode, skip_outbound), config.ipv6);
@@ -215,7 +219,7 @@ pub fn add_in(path: &Path, mode: &str, skip_outbound: &str) {
     netns::run(path, 20 * SECOND, work).unwrap().unwrap();
 }
 
-/// A connection from the pod to a host outside, redirected to the proxy.
+/// A connection from the pod to its neighbour that is redirected to the proxy.
 pub struct Connection {
     pub app: TcpStream,
     pub proxy: TcpStream,
@@ -235,6 +239,7 @@ impl Connection {
         Connection { app, proxy }
     }
 
+    /// Asserts that data can be sent in both directions.
     pub fn exchanges_data(&mut self) {
         let mut received = [0; 4];
         self.app.write_all(b"ping").unwrap();

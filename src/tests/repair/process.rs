@@ -1,4 +1,5 @@
-//! The process: admin server, token, signals, outputs, mounts, and command line.
+//! Tests the process of the repair controller: admin server, token, signals, outputs, mounts, and
+//! command line.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +21,7 @@ use crate::unwritable::{closed, full_device, full_pipe};
 use crate::{path, stranded};
 
 #[test]
-fn the_admin_server_on_all_addresses_serves_both_families() {
+fn admin_server_on_the_ipv6_wildcard_address_also_serves_ipv4() {
     let api = Api::start();
     let controller = Controller::at("[::]:0", &api, |_| {});
     for host in ["127.0.0.1", "[::1]"] {
@@ -31,7 +32,7 @@ fn the_admin_server_on_all_addresses_serves_both_families() {
 }
 
 #[test]
-fn a_rotated_token_is_used_for_the_next_request() {
+fn rotated_token_is_used_for_the_next_request() {
     let (api, controller) = Controller::watched();
     api.state().token = Some("second".into());
     api.end_watches();
@@ -49,18 +50,18 @@ fn a_rotated_token_is_used_for_the_next_request() {
 type Case = (&'static str, fn(&Api), Signal);
 
 #[test]
-fn signals_stop_the_controller_at_once_in_every_state() {
-    let watched = |_: &Api| {};
-    let hung = |api: &Api| api.state().list = Answer::Fault(ApiFault::Hang);
-    let waiting = |api: &Api| api.crash();
+fn signals_stop_the_controller_immediately_in_every_state() {
+    let watching = |_: &Api| {};
+    let listing = |api: &Api| api.state().list = Answer::Fault(ApiFault::Hang);
+    let backing_off = |api: &Api| api.crash();
     let deleting = |api: &Api| {
         api.state().pods = (0..9).map(|i| stranded(&i.to_string())).collect();
         api.state().delete = Answer::Fault(ApiFault::Hang);
     };
     let cases: [Case; 4] = [
-        ("in a watch", watched, Signal::SIGTERM),
-        ("in a list without a response", hung, Signal::SIGTERM),
-        ("in a back-off", waiting, Signal::SIGINT),
+        ("in a watch", watching, Signal::SIGTERM),
+        ("in a list without a response", listing, Signal::SIGTERM),
+        ("in a back-off", backing_off, Signal::SIGINT),
         ("in a deletion", deleting, Signal::SIGTERM),
     ];
     for (name, prepare, signal) in cases {
@@ -102,13 +103,13 @@ fn errors_name_invalid_and_missing_settings() {
 }
 
 #[test]
-fn stranded_pods_are_deleted_although_stdout_and_stderr_cannot_be_written() {
+fn stranded_pods_are_deleted_even_if_stdout_and_stderr_are_not_writable() {
     for output in [full_device(), closed(), full_pipe()] {
         let api = Api::start();
         api.state().pods = vec![stranded("web")];
         let mut command = output.as_stderr_of(BINARY);
         command.stdout(output.stdio());
-        let mut controller = Controller::silent(&api, command);
+        let mut controller = Controller::start_silent(&api, command);
         controller.until_metric_is("pods_deleted_total", 1);
         assert_eq!(api.deleted(), [path("web")], "{}", output.name);
         let (status, _) = controller.end(Signal::SIGTERM);
@@ -116,14 +117,14 @@ fn stranded_pods_are_deleted_although_stdout_and_stderr_cannot_be_written() {
     }
 }
 
-const SAID: &str = "etc/cni/net.d was removed or renamed on the node";
+const PROBLEM: &str = "etc/cni/net.d was removed or renamed on the node";
 
 #[test]
-fn a_recreated_net_dir_fails_live_until_the_container_restarts() {
+fn live_fails_after_the_net_dir_is_recreated_until_the_container_restarts() {
     in_mount_namespace(|| {
         let remove: fn(&Path) = |dir| fs::remove_dir_all(dir).unwrap();
         let rename: fn(&Path) = |dir| fs::rename(dir, dir.with_extension("old")).unwrap();
-        for lose in [remove, rename] {
+        for make_stale in [remove, rename] {
             let (api, root) = (Api::start(), TempDir::new().unwrap());
             let on_node = root.path().join("node");
             let prefix = root.path().join("host");
@@ -136,12 +137,12 @@ fn a_recreated_net_dir_fails_live_until_the_container_restarts() {
             let controller = start();
             assert_eq!(controller.get("/live").1, "alive\n");
 
-            lose(&on_node);
+            make_stale(&on_node);
             fs::create_dir(&on_node).unwrap();
             let (status, why) = controller.get("/live");
             assert_eq!(status, 500);
-            assert!(why.contains(SAID) && why.contains("delete this pod"), "{why}");
-            controller.until_logged(SAID);
+            assert!(why.contains(PROBLEM) && why.contains("delete this pod"), "{why}");
+            controller.until_logged(PROBLEM);
 
             // The kubelet restarts the container.
             drop(controller);

@@ -1,4 +1,5 @@
-//! Mode `delete` where the API server permits or rejects evictions: no refusal leads to a deletion.
+//! Tests mode `delete` with API servers that allow or reject evictions. A rejected eviction must
+//! never be followed by a deletion.
 
 use std::thread;
 
@@ -13,14 +14,14 @@ use crate::until::until;
 use crate::{path, stranded};
 
 const WEBHOOK: &str = r#"admission webhook "pods.example.com" denied the request: pods "web-1" is forbidden: User "a" cannot create resource "pods/eviction""#;
-/// The chart's own policy, for a pod that is now on another node.
+/// Message of the chart's admission policy if the pod is on another node.
 const POLICY: &str = r#"pods "web-1" is forbidden: ValidatingAdmissionPolicy 'linkerd-cni-repair' with binding 'linkerd-cni-repair' denied request: linkerd-cni on node a may not evict pod web-1 on node b"#;
 
 /// Message of the API server when a disruption budget rejects an eviction.
 const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 
 #[test]
-fn a_pod_whose_eviction_is_refused_is_reported_once_and_never_deleted() {
+fn pod_whose_eviction_is_rejected_is_reported_once_and_never_deleted() {
     for (code, why) in [
         (403, WEBHOOK),
         (403, POLICY),
@@ -46,7 +47,7 @@ fn a_pod_whose_eviction_is_refused_is_reported_once_and_never_deleted() {
     }
 }
 
-/// A row of `evictions.yaml`: a response to an eviction, and what the controller does then.
+/// A row of `evictions.yaml`: a response to an eviction, and the reaction of the controller.
 #[derive(Deserialize)]
 struct Row {
     code: u16,
@@ -67,18 +68,18 @@ impl Row {
 }
 
 #[test]
-fn each_response_of_the_eviction_api_has_its_consequence() {
+fn controller_reacts_to_each_response_of_the_eviction_api() {
     let rows: Vec<_> = rows::<Row>(include_str!("../../repair/act/evictions.yaml")).collect();
     for rows in rows.chunks(8) {
         thread::scope(|scope| {
             for (name, row) in rows {
-                scope.spawn(move || assert_consequence(name, row));
+                scope.spawn(move || assert_reaction(name, row));
             }
         });
     }
 }
 
-fn assert_consequence(name: &str, row: &Row) {
+fn assert_reaction(name: &str, row: &Row) {
     let (api, controller) = Controller::watched();
     api.state().evict = row.answer();
     api.modify(&stranded("web-1"));
@@ -89,7 +90,7 @@ fn assert_consequence(name: &str, row: &Row) {
     match row.then.as_str() {
         "nothing" => {
             until(name, || !api.evictions().is_empty());
-            // The queue keeps its order: when the next pod is deleted, the first is finished.
+            // The queue is ordered, so when this pod is deleted, the first one has been handled.
             api.state().evict = Answer::Status(201);
             api.modify(&stranded("web-2"));
             controller.until_metric_is("events_publish_latency_seconds_count", 1);
@@ -120,7 +121,7 @@ fn assert_consequence(name: &str, row: &Row) {
 }
 
 #[test]
-fn a_running_pod_is_not_deleted_if_its_eviction_is_refused() {
+fn running_pod_is_not_deleted_if_its_eviction_is_rejected() {
     for evict in [NOT_PERMITTED, WEBHOOK, POLICY] {
         let node = Node::with(&running());
         node.api.state().evict = Answer::Refusal(403, evict);
@@ -139,7 +140,7 @@ fn a_running_pod_is_not_deleted_if_its_eviction_is_refused() {
 }
 
 #[test]
-fn pods_are_evicted_rather_than_deleted_where_evictions_are_allowed() {
+fn pods_are_evicted_instead_of_deleted_if_evictions_are_allowed() {
     let api = Api::start();
     api.state().evict = Answer::Status(201);
     let controller = Controller::watching(&api);
@@ -153,7 +154,7 @@ fn pods_are_evicted_rather_than_deleted_where_evictions_are_allowed() {
 }
 
 #[test]
-fn an_eviction_rejected_because_of_overload_is_retried_and_not_reported() {
+fn eviction_that_is_rejected_because_of_overload_is_retried_and_not_reported() {
     let api = Api::start();
     api.state().evict = Answer::Refusal(429, "Too many requests, please try again later.");
     api.state().pods = vec![stranded("web-1")];

@@ -1,5 +1,5 @@
-//! Pods that the plugin skips, and hand-made meshed pods: which of them are audited and repaired.
-//! Needs root.
+//! Tests which pods are audited and repaired: pods that the plugin skips, and pods whose proxy was
+//! not added by the injector. Needs root.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::api::Answer;
 use crate::node::{Node, entry, running, waiting};
 use crate::until::until;
 
-/// Plugin entries with which the plugin installs no rules in the pod `web-1`.
+/// Returns plugin entries with which the plugin installs no rules in the pod `web-1`.
 fn entries_without_rules() -> [Value; 2] {
     let mut excluded = entry("auto");
     excluded["linkerd"]["exclude-namespaces"] = json!(["emojivoto"]);
@@ -32,7 +32,7 @@ fn pods_that_the_plugin_skips_are_not_audited() {
     }
 }
 
-/// The pod as its author wrote it, with a proxy but without the injector's label.
+/// Returns the pod without the injector's label, as if its author had added the proxy.
 fn hand_made(mut pod: Value, annotations: Value) -> Value {
     pod["metadata"]["labels"] = json!({});
     pod["metadata"]["annotations"] = annotations;
@@ -40,7 +40,7 @@ fn hand_made(mut pod: Value, annotations: Value) -> Value {
 }
 
 #[test]
-fn a_pod_with_a_proxy_is_audited_and_repaired_whatever_its_metadata() {
+fn pod_with_a_proxy_is_audited_and_repaired_with_any_labels_and_annotations() {
     let annotated = json!({"config.linkerd.io/proxy-uid": "2102"});
     let disabled = json!({"linkerd.io/inject": "disabled"});
     for annotations in [annotated, json!({}), disabled] {
@@ -56,8 +56,8 @@ fn a_pod_with_a_proxy_is_audited_and_repaired_whatever_its_metadata() {
     }
 }
 
-/// The pod while one of its containers cannot start, such as the debug container of
-/// `kubectl debug --profile=restricted` with an image that runs as root: its phase stays Pending.
+/// Returns the pod while one of its containers cannot start, so that its phase stays Pending. The
+/// debug container of `kubectl debug --profile=restricted` is an example if its image runs as root.
 fn partly_running() -> Value {
     let mut pod = running();
     pod["status"]["phase"] = json!("Pending");
@@ -69,7 +69,7 @@ fn partly_running() -> Value {
 }
 
 #[test]
-fn mode_delete_reports_a_pod_whose_replacement_may_start_without_rules_again() {
+fn mode_delete_only_reports_a_pod_whose_replacement_may_start_without_rules_again() {
     for pod in [waiting(), running()] {
         let node = Node::with(&hand_made(pod, json!({})));
         node.api.state().evict = Answer::Status(201);
@@ -90,17 +90,18 @@ fn mode_delete_deletes_a_copy_of_kubectl_debug_only_with_delete_unmanaged() {
         node.api.state().evict = Answer::Status(201);
         let arguments = ["--audit-seconds=1", "--mode=delete", "--delete-unmanaged"];
         let controller = node.controller(&arguments[..2 + usize::from(delete_unmanaged)]);
-        let (done, not_done) = match delete_unmanaged {
-            true => ("pods_deleted_total", "pods_skipped_total"),
-            false => ("pods_skipped_total", "pods_deleted_total"),
+        let (expected, other) = if delete_unmanaged {
+            ("pods_deleted_total", "pods_skipped_total")
+        } else {
+            ("pods_skipped_total", "pods_deleted_total")
         };
-        controller.until_metric_reaches(done, 1);
-        assert_eq!(controller.metric(not_done), 0, "delete_unmanaged {delete_unmanaged}");
+        controller.until_metric_reaches(expected, 1);
+        assert_eq!(controller.metric(other), 0, "delete_unmanaged {delete_unmanaged}");
     }
 }
 
 #[test]
-fn mode_report_reports_a_pod_without_linkerd_annotation_like_any_other() {
+fn mode_report_also_reports_a_pod_without_annotations_of_linkerd() {
     let node = Node::with(&hand_made(waiting(), json!({})));
     let controller = node.controller(&["--mode=report"]);
     controller.until_metric_reaches("pods_reported_total", 1);
@@ -108,7 +109,7 @@ fn mode_report_reports_a_pod_without_linkerd_annotation_like_any_other() {
 }
 
 #[test]
-fn a_stranded_pod_without_rules_to_install_is_reported_in_every_mode() {
+fn stranded_pod_that_needs_no_rules_is_reported_in_every_mode() {
     let mut proxy_init = waiting();
     let validator = json!({"name": "linkerd-network-validator"});
     proxy_init["spec"]["initContainers"] = json!([{"name": "linkerd-init"}, validator]);

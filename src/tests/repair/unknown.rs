@@ -1,5 +1,5 @@
-//! Pods whose redirect rules an audit cannot read: they are audited again, counted, and after a minute
-//! reported. Needs root.
+//! Tests pods whose redirect rules an audit cannot read. They are audited again, counted, and
+//! reported after a minute. Needs root.
 
 use std::fs;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::node::{Node, add, entry, meshed, running, waiting};
 use crate::path;
 use crate::until::{until, until_within};
 
-/// Longest time to the Event of a state that lasts for a minute.
+/// Time limit for waiting for an Event that is posted after a minute.
 const LIMIT: Duration = Duration::from_secs(180);
 
 fn until_event(node: &Node) -> Value {
@@ -21,7 +21,7 @@ fn until_event(node: &Node) -> Value {
     node.events().remove(0)
 }
 
-/// A node with the running pod, of which the runtime has no CNI result.
+/// Creates a node with a running pod. The runtime has no CNI result of the pod.
 fn without_result() -> Node {
     let node = Node::new();
     node.knows(&running());
@@ -29,19 +29,19 @@ fn without_result() -> Node {
 }
 
 #[test]
-fn the_audit_after_the_start_comes_again_for_a_pod_that_it_could_not_judge() {
+fn audit_after_the_start_is_repeated_if_the_rules_of_a_pod_are_unknown() {
     let node = without_result();
     let controller = node.controller(&[]);
     until_within(LIMIT, "the first audit", || controller.metric("audits_total") >= 1);
     assert!(controller.metric("audit_errors_total") >= 1);
-    // The runtime caches the result later.
+    // Now the runtime caches the result.
     node.cache_cni_result("uid-of-web-1");
     until_within(LIMIT, "the pod is repaired", || controller.metric("pods_repaired_total") == 1);
     assert!(node.ruleset().contains("redirect to :4140"), "{}", node.ruleset());
 }
 
 #[test]
-fn the_audit_after_the_start_comes_again_for_a_pod_that_did_not_run_yet() {
+fn audit_after_the_start_is_repeated_if_a_pod_did_not_run_yet() {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");
     let mut starting = running();
@@ -54,7 +54,7 @@ fn the_audit_after_the_start_comes_again_for_a_pod_that_did_not_run_yet() {
 }
 
 #[test]
-fn a_pod_whose_rules_are_unknown_for_a_minute_is_reported_until_they_are_known() {
+fn pod_whose_rules_are_unknown_for_a_minute_is_reported_until_they_are_known() {
     let node = without_result();
     let controller = node.auditing(&[]);
     let event = until_event(&node);
@@ -73,8 +73,8 @@ fn a_pod_whose_rules_are_unknown_for_a_minute_is_reported_until_they_are_known()
 
     add(&node, "native", "9999");
     node.cache_cni_result("uid-of-web-1");
-    until("the pod is judged", || controller.metric("audit_pods_unknown") == 0);
-    until("the Event that ends the other", || node.events().len() == 2);
+    until("the rules are known", || controller.metric("audit_pods_unknown") == 0);
+    until("a second Event", || node.events().len() == 2);
     let event = &node.events()[1];
     assert_eq!(event["type"], "Normal");
     assert_eq!(event["reason"], "LinkerdCNIRulesUnknown");
@@ -83,7 +83,7 @@ fn a_pod_whose_rules_are_unknown_for_a_minute_is_reported_until_they_are_known()
 }
 
 #[test]
-fn a_pod_with_rules_in_a_legacy_table_is_reported_after_a_minute() {
+fn pod_with_rules_in_a_legacy_table_is_reported_after_a_minute() {
     let node = meshed("legacy");
     let controller = node.auditing(&[]);
     let event = until_event(&node);
@@ -93,7 +93,7 @@ fn a_pod_with_rules_in_a_legacy_table_is_reported_after_a_minute() {
 }
 
 #[test]
-fn audits_that_judge_no_pod_for_a_minute_are_reported_on_the_node() {
+fn audits_that_fail_for_a_minute_are_reported_on_the_node() {
     let node = meshed("native");
     let conflist = node.dir("etc/cni/net.d").join("10-net.conflist");
     let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]});
@@ -124,13 +124,13 @@ fn assert_failing_repair_is_reported(node: &Node, controller: &Controller, metri
     let failing = "Pod skipped for now: its repair has failed for more than a minute";
     assert!(note.starts_with(failing), "{note}");
     let failures = controller.metric(metric);
-    assert!(failures >= 3, "{failures}: it is tried again");
+    assert!(failures >= 3, "{failures} failures: the repair is not retried");
 }
 
-/// Nothing says that the pod is fine: a webhook that fails, as its Service is gone, rejects all
-/// evictions.
+/// A webhook without endpoints rejects all evictions. The pod still has no rules, so this must be
+/// reported.
 #[test]
-fn an_eviction_that_fails_for_a_minute_is_reported_on_the_pod() {
+fn eviction_that_fails_for_a_minute_is_reported_on_the_pod() {
     const WEBHOOK: &str = "Internal error occurred: failed calling webhook \"a\": no endpoints";
     let node = Node::with(&waiting());
     node.api.state().evict = Answer::Refusal(500, WEBHOOK);
@@ -142,7 +142,7 @@ fn an_eviction_that_fails_for_a_minute_is_reported_on_the_pod() {
 }
 
 #[test]
-fn a_repair_in_place_that_fails_for_a_minute_is_reported_on_the_pod() {
+fn repair_in_place_that_fails_for_a_minute_is_reported_on_the_pod() {
     let node = Node::with(&waiting());
     node.api.answer(&path("web-1"), 503, "{}");
     let controller = node.controller(&[]);

@@ -1,5 +1,4 @@
-//! The brake of mode `delete`: audits evict no pod while most pods of the node are damaged. Needs
-//! root.
+//! Tests that mode `delete` suspends evictions while most pods of the node are damaged. Needs root.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,15 +13,15 @@ use crate::node::{Node, add_in, running};
 use crate::stranded;
 use crate::until::until;
 
-/// Adds a pod with a netns of its own, which has rules if `is_whole`.
-fn with_pod(node: &Node, namespace: &str, name: &str, is_whole: bool) -> Namespaces {
+/// Adds a pod with a netns of its own. Installs the redirect rules if `has_rules` is true.
+fn add_pod(node: &Node, namespace: &str, name: &str, has_rules: bool) -> Namespaces {
     let object = json!({"metadata": {"name": namespace}});
     let path = format!("/api/v1/namespaces/{namespace}");
     node.api.state().answers.entry(path).or_insert((200, object.to_string()));
     let namespaces = Namespaces::new();
     node.name_netns(&namespaces, name);
     node.cache_result_of(&format!("uid-of-{name}"), name);
-    if is_whole {
+    if has_rules {
         add_in(&namespaces.path(), "native", "9999");
     }
     let mut pod = running();
@@ -34,7 +33,7 @@ fn with_pod(node: &Node, namespace: &str, name: &str, is_whole: bool) -> Namespa
     namespaces
 }
 
-/// The Events on this pod.
+/// Returns the Events on this pod.
 fn pod_events(node: &Node, name: &str) -> Vec<Value> {
     let mut events = node.events();
     events.retain(|event| event["regarding"]["name"] == name);
@@ -42,12 +41,12 @@ fn pod_events(node: &Node, name: &str) -> Vec<Value> {
 }
 
 #[test]
-fn audits_evict_nothing_and_report_each_pod_if_most_pods_are_damaged() {
+fn audit_evicts_no_pod_and_reports_each_one_if_most_pods_are_damaged() {
     let node = Node::new();
     node.api.state().evict = Answer::Status(201);
     let names = ["web-1", "web-2", "web-3"];
-    let damaged = names.map(|name| with_pod(&node, "emojivoto", name, false));
-    let _whole = ["web-4", "web-5"].map(|name| with_pod(&node, "emojivoto", name, true));
+    let damaged = names.map(|name| add_pod(&node, "emojivoto", name, false));
+    let _complete = ["web-4", "web-5"].map(|name| add_pod(&node, "emojivoto", name, true));
     let controller = node.auditing(&["--mode=delete"]);
     controller.until_metric_reaches("audits_total", 3);
     assert!(node.changes().is_empty(), "{:?}", node.changes());
@@ -68,7 +67,8 @@ fn audits_evict_nothing_and_report_each_pod_if_most_pods_are_damaged() {
     }
     assert_eq!(controller.metric("pods_skipped_total"), 3);
 
-    // Half of the pods have their rules: the others are evicted. The Event of this one is ended.
+    // Repair one pod. Now less than half of the pods are damaged, so they are evicted. A second
+    // Event says that the repaired pod has its rules.
     add_in(&damaged[0].path(), "native", "9999");
     controller.until_metric_reaches("pods_deleted_total", 2);
     until("repairs resume", || controller.metric("audit_repairs_suspended") == 0);
@@ -82,7 +82,7 @@ fn audits_evict_nothing_and_report_each_pod_if_most_pods_are_damaged() {
 #[test]
 fn mode_in_place_repairs_all_pods_although_most_are_damaged() {
     let node = Node::new();
-    let damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "emojivoto", name, false));
+    let damaged = ["web-1", "web-2", "web-3"].map(|name| add_pod(&node, "emojivoto", name, false));
     let controller = node.auditing(&[]);
     controller.until_metric_is("pods_repaired_total", 3);
     assert_eq!(controller.metric("audit_repairs_suspended"), 0);
@@ -95,35 +95,34 @@ fn mode_in_place_repairs_all_pods_although_most_are_damaged() {
 #[test]
 fn mode_report_reports_all_pods_although_most_are_damaged() {
     let node = Node::new();
-    let _damaged =
-        ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "emojivoto", name, false));
+    let _damaged = ["web-1", "web-2", "web-3"].map(|name| add_pod(&node, "emojivoto", name, false));
     let controller = node.auditing(&["--mode=report"]);
     controller.until_metric_is("pods_reported_total", 3);
     assert_eq!(controller.metric("audit_repairs_suspended"), 0);
 }
 
 #[test]
-fn damaged_pods_of_one_of_several_namespaces_do_not_suspend_evictions() {
+fn evictions_are_not_suspended_if_all_damaged_pods_are_in_one_of_several_namespaces() {
     let node = Node::new();
     node.api.state().evict = Answer::Status(201);
-    let _damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "tenant", name, false));
-    let _whole = with_pod(&node, "emojivoto", "web-4", true);
+    let _damaged = ["web-1", "web-2", "web-3"].map(|name| add_pod(&node, "tenant", name, false));
+    let _complete = add_pod(&node, "emojivoto", "web-4", true);
     let controller = node.auditing(&["--mode=delete"]);
     controller.until_metric_reaches("pods_deleted_total", 3);
     assert_eq!(controller.metric("audit_repairs_suspended"), 0);
 }
 
 #[test]
-fn suspended_repairs_include_pods_that_were_queued_before() {
+fn suspension_also_applies_to_pods_that_are_already_queued() {
     let node = Node::new();
     node.api.state().evict = Answer::Status(201);
     let ready = Arc::default();
     let address = agent(&ready);
-    let _few = ["web-1", "web-2"].map(|name| with_pod(&node, "emojivoto", name, false));
+    let _queued = ["web-1", "web-2"].map(|name| add_pod(&node, "emojivoto", name, false));
     let controller =
         node.controller(&["--audit-seconds=1", "--mode=delete", "--agent-addr", &address]);
     controller.until_logged("Repairs are paused: the agent at ");
-    let damaged = with_pod(&node, "emojivoto", "web-3", false);
+    let damaged = add_pod(&node, "emojivoto", "web-3", false);
     until("repairs are suspended", || controller.metric("audit_repairs_suspended") == 1);
     ready.store(true, Ordering::Relaxed);
     let audits = controller.metric("audits_total");
