@@ -43,7 +43,7 @@ fn the_policy_annotates_each_meshed_pod_including_injected_pods() {
     let helm = Helm::new();
     let values = "--set=networkAttachmentDefinition.annotatePods=true";
     let chart = ["template", "linkerd-cni", CHART, "-n", NAMESPACE, values];
-    let policies = ["--kube-version=1.35.0", "--show-only=templates/mutating*"];
+    let policies = ["--kube-version=1.37.0", "--show-only=templates/mutating*"];
     let _policy = Applied::new(helm.must(&[&chart[..], &policies].concat()));
     let injector = Server::<Injector>::start();
     let _webhook = register(&injector);
