@@ -189,8 +189,8 @@ fn the_documented_migrations_lead_from_upstreams_chart_to_the_manifests() {
         assert_eq!(old, new);
         if is_argo {
             assert_eq!(before["source"]["chart"], "linkerd2-cni");
-            // Whether to sync by itself is not a matter of the chart.
-            expected["syncPolicy"].as_object_mut().unwrap().remove("automated");
+            // The user's own `syncPolicy` stays, and the namespace exists already.
+            expected.as_object_mut().unwrap().remove("syncPolicy");
             assert_eq!(after, expected);
         } else {
             assert_eq!(before["chart"]["spec"]["chart"], "linkerd2-cni");
