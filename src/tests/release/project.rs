@@ -234,6 +234,44 @@ fn the_third_party_notices_have_every_crate() {
     );
 }
 
+/// The releases of the committed results of `scripts/matrix`, such as `1.35`, from old to new.
+/// `prefix` is what stands before the version.
+fn tested_releases(versions: &str, prefix: &str) -> Vec<String> {
+    let results: Value =
+        serde_json::from_str(&read("docs/maintainers/compatibility.json")).unwrap();
+    let mut releases = BTreeSet::new();
+    for row in results["rows"].as_array().unwrap() {
+        if let Some(version) = row["versions"][versions].as_str().unwrap().strip_prefix(prefix) {
+            let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap());
+            releases.insert((numbers.next().unwrap(), numbers.next().unwrap()));
+        }
+    }
+    releases.into_iter().map(|(major, minor)| format!("{major}.{minor}")).collect()
+}
+
+#[test]
+fn the_pages_for_users_name_exactly_the_releases_of_the_committed_results() {
+    let [readme, page] = ["README.md", "docs/compatibility.md"].map(read);
+    let kubernetes = tested_releases("kubernetes", "v");
+    let containerd = tested_releases("runtime", "containerd://");
+    let crio = tested_releases("runtime", "cri-o://");
+    let oldest = "| Kubernetes | 1.31 or later";
+    let list = kubernetes.join(", ");
+    assert!(readme.contains(&format!("{oldest} | {list} |\n")), "README.md: Kubernetes {list}");
+    assert!(page.contains(&format!("| Kubernetes | {list} |\n")), "the page: Kubernetes {list}");
+    let [first, .., last] = &containerd[..] else { panic!("{containerd:?}") };
+    let runtimes = format!("containerd {first} to {last}, CRI-O {}", crio.join(", "));
+    assert!(readme.contains(&format!(" | {runtimes} |\n")), "README.md: {runtimes}");
+    let [containerd, crio] = [containerd, crio].map(|releases| releases.join(", "));
+    let runtimes = format!("containerd {containerd}; CRI-O {crio} with runc and with crun");
+    assert!(page.contains(&format!("| container runtime | {runtimes} |\n")), "page: {runtimes}");
+    // What the page calls not tested.
+    for release in kubernetes {
+        assert!(!page.contains(&format!("\n| Kubernetes {release} |")), "Kubernetes {release}");
+    }
+    assert!(!page.contains(&format!("\n| CRI-O {crio} |")), "CRI-O {crio}");
+}
+
 #[test]
 fn the_compatibility_page_has_exactly_the_committed_results() {
     let results: Value =

@@ -18,7 +18,7 @@ use crate::checks::Checks;
 
 const TESTS: &str = r"\[sig-network\].*\[Conformance\]";
 
-/// Number of tests that [`TESTS`] selects in Kubernetes 1.35.
+/// Number of tests that [`TESTS`] selects in Kubernetes 1.37.
 const COUNT: usize = 47;
 
 pub fn run(checks: &mut Checks) {

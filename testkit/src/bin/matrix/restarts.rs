@@ -141,8 +141,8 @@ fn reboot(times: usize, pods: &Pods) -> String {
             now.len() == 4
                 && now.iter().zip(&restarts_before).all(|(now, before)| *now >= before + 2)
         });
-        // kubelet skips the validator of a pod whose app was created and not started when the node
-        // stopped:
+        // Before Kubernetes 1.37, kubelet skips the validator of a pod whose app was created and not
+        // started when the node stopped:
         // https://github.com/kubernetes/kubernetes/blob/v1.35.4/pkg/kubelet/kuberuntime/kuberuntime_container.go#L1058
         // containerd still reports the app as created:
         // https://github.com/containerd/containerd/blob/v2.4.2/internal/cri/server/restart.go#L346
