@@ -145,38 +145,69 @@ fn a_release_folder_is_rebuilt_only_with_its_recorded_compilers() {
     assert!(changed.contains("differs from its SHA256SUMS"), "{changed}");
 }
 
-/// Runs `scripts/checks/deny` with `cargo` and `govulncheck` that print what they check. One of
-/// them fails.
-fn deny(checks: &[&str], fails: &str) -> Output {
+/// Runs `scripts/checks/deny` with `cargo` and `govulncheck` that print what they check. The one
+/// whose arguments contain `fails` fails. `govulncheck` reports these findings.
+fn deny(checks: &[&str], fails: &str, findings: &[Value]) -> Output {
+    let accepted = "scripts/checks/accepted-go-vulnerabilities";
     let checkout = Checkout::with(&["scripts/common", "scripts/checks/deny"]);
-    let says = "echo \"${0##*/} $*\"; [[ -z $FAILS || $* != *$FAILS* ]]";
-    for program in ["bin/cargo", "bin/govulncheck"] {
-        script(&checkout.path(program), says);
-    }
+    let says = "echo \"${0##*/} $*\" >&2; [[ -z $FAILS || $* != *$FAILS* ]] || exit 1";
+    script(&checkout.path("bin/cargo"), says);
+    script(&checkout.path("bin/govulncheck"), &format!("{says}\ncat <<<\"$FINDINGS\""));
     script(&checkout.path("scripts/tools"), "echo /nonexistent");
     checkout.write("deny.toml", "exclude-dev = true\n");
+    checkout.write(accepted, "# Comment\nGO-2025-1 accepted: a reason\n");
     let path = format!("{}:{}", checkout.path("bin").display(), std::env::var("PATH").unwrap());
     let mut deny = Command::new(checkout.path("scripts/checks/deny"));
     // The real programs are in the usual cache, so the check gets another one.
     deny.env("LINKERD2_CNI_CACHE", checkout.path("cache")).env("PATH", path);
-    deny.args(checks).env("FAILS", fails).output().unwrap()
+    let findings: Vec<String> = findings.iter().map(Value::to_string).collect();
+    deny.args(checks).env("FAILS", fails).env("FINDINGS", findings.join("\n")).output().unwrap()
 }
+
+const CHECKS: [&str; 4] = ["licenses", "bans", "sources", "advisories"];
 
 #[test]
 fn advisories_of_programs_tests_fuzz_targets_and_go_modules_are_checked() {
-    let offline = deny(&[], "");
+    let offline = deny(&[], "", &[]);
     assert!(offline.status.success());
     assert!(!said(&offline).contains("advisories"), "{}", said(&offline));
     let all = yaml(include_str!("build.yaml"));
-    let checks = ["licenses", "bans", "sources", "advisories"];
-    let everything = deny(&checks, "");
+    let everything = deny(&CHECKS, "", &[]);
     assert!(everything.status.success(), "{}", said(&everything));
     for place in texts(&all["places"]) {
         assert!(said(&everything).contains(place), "{place}: {}", said(&everything));
-        assert!(!deny(&checks, place).status.success(), "{place}");
+        assert!(!deny(&CHECKS, place, &[]).status.success(), "{place}");
     }
     // The directories are those of the modules in this tree.
     for place in ["fuzz/Cargo.toml", "scripts/kubernetes/go.mod", "scripts/libcni/go.mod"] {
         assert!(repository().join(place).is_file(), "{place}");
     }
+}
+
+/// A finding of `govulncheck`, in a package that is compiled in if there is one.
+fn finding(id: &str, package: Option<&str>) -> Value {
+    let mut frame = json!({"module": "example.com/a", "version": "v1.0.0"});
+    if let Some(package) = package {
+        frame["package"] = package.into();
+    }
+    json!({"finding": {"osv": id, "fixed_version": "v1.0.1", "trace": [frame]}})
+}
+
+#[test]
+fn a_go_vulnerability_fails_the_check_unless_it_is_accepted_or_not_compiled_in() {
+    let package = Some("example.com/a/b");
+    let harmless = [
+        json!({"config": {"scan_level": "package"}}),
+        json!({"osv": {"id": "GO-2025-12"}}),
+        finding("GO-2025-1", package),
+        finding("GO-2025-12", None),
+    ];
+    let output = deny(&CHECKS, "", &harmless);
+    assert!(output.status.success(), "{}", said(&output));
+    let output =
+        deny(&CHECKS, "", &[finding("GO-2025-1", package), finding("GO-2025-12", package)]);
+    assert!(!output.status.success(), "{}", said(&output));
+    let line = "vuln/GO-2025-12 in example.com/a v1.0.0, corrected in v1.0.1";
+    assert!(said(&output).contains(line), "{}", said(&output));
+    assert!(!said(&output).contains("vuln/GO-2025-1 "), "{}", said(&output));
 }
