@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
@@ -19,21 +19,68 @@ fn workflows() -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
+/// A variable of `scripts/release.d/base`.
+fn base(name: &str) -> String {
+    let start = format!("{name}=");
+    let base = read("scripts/release.d/base");
+    let value = base.lines().find_map(|line| line.strip_prefix(&start));
+    value.unwrap_or_else(|| panic!("scripts/release.d/base has no {name}")).to_owned()
+}
+
 #[test]
-fn every_build_uses_the_rust_version_of_cargo_toml() {
-    let manifest = read("Cargo.toml");
-    let version = manifest.split("rust-version = \"").nth(1).unwrap().split('"').next().unwrap();
-    let image = format!("FROM --platform=$BUILDPLATFORM rust:{version}-slim-bookworm@sha256:");
-    assert!(read("Dockerfile").contains(&image));
-    assert!(read("rust-toolchain.toml").contains(&format!("channel = \"{version}.0\"")));
+fn every_build_uses_the_rust_and_the_debian_of_scripts_release_d_base() {
+    let [rust, codename] = ["rust", "codename"].map(base);
+    let [image, slim_image] = ["image", "slim_image"].map(base);
+    assert!(image.starts_with(&format!("rust:{rust}-{codename}@sha256:")), "{image}");
+    assert!(slim_image.starts_with(&format!("rust:{rust}-slim-{codename}@sha256:")));
+    assert_eq!(env!("CARGO_PKG_RUST_VERSION"), rust);
+    assert!(read("rust-toolchain.toml").contains(&format!("channel = \"{rust}.0\"")));
+    let from = format!("FROM --platform=$BUILDPLATFORM {slim_image} AS build\n");
+    assert!(read("Dockerfile").contains(&from));
     for path in workflows() {
-        for rest in read(&path).split("image: rust:").skip(1) {
-            let used = rest.lines().next().unwrap();
-            // `scripts/release.d/check --publish` looks at the digest, too.
-            let tag = used.split("@sha256:").next().unwrap();
-            assert_eq!(tag, format!("{version}-bookworm"), "{}", path.display());
+        for used in read(&path).split("image: ").skip(1) {
+            assert_eq!(used.lines().next().unwrap(), image, "{}", path.display());
         }
     }
+}
+
+/// Runs `scripts/checks/support` on a day.
+fn support_on(day: &str) -> Output {
+    let script = repository().join("scripts/checks/support");
+    Command::new(script).arg(day).output().unwrap()
+}
+
+#[test]
+fn the_check_of_support_fails_from_90_days_before_the_end_on() {
+    let lines = |output: &Output| crate::said(output).lines().map(str::to_owned).collect();
+    let [rust, debian] = ["rust_until", "debian_lts_until"].map(base);
+    let good = support_on("2026-06-01");
+    assert!(good.status.success(), "{}", crate::said(&good));
+    let supported = [
+        format!("Debian {} is supported until {debian}", base("debian")),
+        format!("Rust {} is supported until {rust}", base("rust")),
+    ];
+    let said: Vec<String> = lines(&good);
+    assert_eq!(said, supported);
+    let ended = support_on(&debian);
+    assert!(!ended.status.success());
+    let said: Vec<String> = lines(&ended);
+    let security = base("debian_security_until");
+    assert!(said[0].contains(&format!("ended its support on {security}")), "{said:?}");
+    for (line, supported) in said[1..].iter().zip(&supported) {
+        assert!(
+            line.starts_with(&format!("{supported} only; move releases to a newer ")),
+            "{line}"
+        );
+    }
+    assert_eq!(said.len(), 3);
+}
+
+#[test]
+fn the_check_of_support_refuses_what_is_no_day() {
+    let output = support_on("tomorrow");
+    assert!(!output.status.success());
+    assert!(crate::said(&output).contains("\"tomorrow\" is not a day"), "{}", crate::said(&output));
 }
 
 fn workflow(name: &str) -> Value {
@@ -68,7 +115,7 @@ fn workflows_run_every_test_and_check_the_dependencies_each_day() {
         assert!(command.starts_with(script), "{job}: {command}");
     }
     let daily = workflow("advisories");
-    assert_eq!(commands(&daily, "advisories"), [DENY]);
+    assert_eq!(commands(&daily, "advisories"), [SUPPORT, DENY]);
     assert_eq!(daily["on"]["schedule"], json!([{"cron": "5 6 * * *"}]));
 }
 
@@ -137,13 +184,13 @@ fn the_release_workflow_publishes_what_was_built_after_tests_and_approval() {
         !build.to_string().contains("scripts/checks/deny")
             && build["container"]["options"].is_null()
     );
-    assert_eq!(commands(&workflow, "dependencies"), [DENY]);
+    assert_eq!(commands(&workflow, "dependencies"), [SUPPORT, DENY]);
     let cosign = steps(&workflow, "publish")[2]["with"]["cosign-release"].as_str().unwrap();
     assert!(read("scripts/tools").contains(&format!("cosign/v3/cmd/cosign {cosign} ")));
 }
 
 /// Runs the command with the variables of a workflow and `bash` as in its `defaults`.
-fn run_step(step: &str, directory: &Path, path: &Path) -> std::process::Output {
+fn run_step(step: &str, directory: &Path, path: &Path) -> Output {
     let mut shell = Command::new("bash");
     shell.args(["--noprofile", "--norc", "-eo", "pipefail", "-c", step]).current_dir(directory);
     shell.env("GITHUB_REF_NAME", "v2.0.0").env("RUNNER_TEMP", directory);
@@ -210,6 +257,7 @@ fn the_workflow_hosted_fails_if_the_dockerfiles_programs_do_not_work() {
 
 /// `scripts/test` runs it with --release only, the workflow `release` before it makes the folder.
 const DENY: &str = "scripts/checks/deny licenses bans sources advisories";
+const SUPPORT: &str = "scripts/checks/support";
 
 #[test]
 fn every_direct_dependency_has_a_reason() {
