@@ -61,7 +61,7 @@ pub fn by_name(objects: &Objects) -> Value {
 }
 
 /// Turns lists of items with names into maps, so that an item more changes one place.
-fn named_items(value: Value) -> Value {
+pub fn named_items(value: Value) -> Value {
     let name = |item: &Value| {
         let name = ["mountPath", "name", "alert"].iter().find_map(|key| item.get(key))?;
         Some(name.as_str()?.replace('/', "."))

@@ -16,6 +16,7 @@ mod quickstart;
 mod records;
 mod schema;
 mod security;
+mod upstream;
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -104,6 +104,11 @@ impl Render {
         }
     }
 
+    /// Renders another chart.
+    pub fn of(chart: &Path) -> Self {
+        Render { chart: chart.into(), ..Render::new() }
+    }
+
     pub fn helm_3(mut self) -> Self {
         self.helm = "helm3";
         self

@@ -17,9 +17,7 @@ pub enum Program {
 pub fn write_chart(chart: &Path, program: Program) {
     let values = crate::repository().join("chart-tests/values/upstream.yaml");
     let values = fs::read_to_string(values).unwrap();
-    // Helm adds `partials` to a release whose chart has a subchart, as upstream's has.
-    let values =
-        format!("{values}\npartials: {{global: {{}}}}\npause: {}\n", program == Program::Pause);
+    let values = format!("{values}\npause: {}\n", program == Program::Pause);
     fs::create_dir_all(chart.join("templates")).unwrap();
     for (name, text) in [
         ("Chart.yaml", "{apiVersion: v2, name: linkerd2-cni, version: 2026.8.3}"),
