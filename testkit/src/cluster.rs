@@ -12,5 +12,6 @@ pub mod kubectl;
 pub mod leftovers;
 pub mod node;
 pub mod pods;
+pub mod restore_time;
 pub mod upstream;
 pub mod watcher;

@@ -28,6 +28,7 @@ mod uninstall;
 mod upstream_agent;
 
 use testkit::cluster::{
-    active, agent, burst, connections, containers, helm, kubectl, node, pods, upstream, watcher,
+    active, agent, burst, connections, containers, helm, kubectl, node, pods, restore_time,
+    upstream, watcher,
 };
 use testkit::{cni, documented as commands, fault_page, until};
