@@ -6,6 +6,7 @@ mod response;
 mod watches;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::{Deref, DerefMut};
 use std::sync::mpsc::Sender;
@@ -14,6 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use rcgen::CertificateParams;
+use rustls::ServerConfig;
 use serde_json::Value;
 
 pub use self::response::{ApiFault, Response};
@@ -175,8 +177,8 @@ impl<R: Routes> Server<R> {
 
     /// Makes the pod available at its own path. Lists do not contain the pod.
     pub fn knows(&self, pod: &Value) {
-        let text = |pointer: &str| pod.pointer(pointer).unwrap().as_str().unwrap();
-        let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+        let namespace = pod["metadata"]["namespace"].as_str().unwrap();
+        let name = pod["metadata"]["name"].as_str().unwrap();
         self.answer(&format!("/api/v1/namespaces/{namespace}/pods/{name}"), 200, &pod.to_string());
     }
 
@@ -190,10 +192,12 @@ impl<R: Routes> Server<R> {
         }
     }
 
+    /// Accepts connections again after [`Server::crash`].
     pub fn up(&self) {
         self.state().down = false;
     }
 
+    /// Accepts connections on a thread, until the test's process ends.
     pub fn serve(&self, listener: TcpListener) {
         let api = self.clone();
         thread::spawn(move || {
@@ -206,26 +210,32 @@ impl<R: Routes> Server<R> {
                 let tls = state.identity.as_ref().map(|identity| Arc::clone(&identity.config));
                 drop(state);
                 let api = api.clone();
-                thread::spawn(move || {
-                    let mut connection = Connection::new(socket, tls)?;
-                    while let Some(request) = connection.read_request() {
-                        if api.respond(&request, &mut connection).is_none() {
-                            break;
-                        }
-                    }
-                    // Dropping the connection would not close the socket, because `connections`
-                    // has a copy of it.
-                    connection.cut()
-                });
+                thread::spawn(move || api.serve_client(socket, tls));
             }
         });
     }
 
-    /// Responds to a request. `None`: the connection has ended.
-    fn respond(&self, request: &Request, connection: &mut Connection) -> Option<()> {
+    /// Responds to the requests of a client until the connection ends.
+    fn serve_client(&self, socket: TcpStream, tls: Option<Arc<ServerConfig>>) {
+        let Ok(mut connection) = Connection::new(socket, tls) else {
+            return;
+        };
+        while let Ok(request) = connection.read_request() {
+            if self.respond(&request, &mut connection).is_err() {
+                break;
+            }
+        }
+        // Dropping the connection would not close the socket, because `connections` has a copy of
+        // it.
+        connection.close();
+    }
+
+    /// Responds to a request. Fails if the connection has ended.
+    fn respond(&self, request: &Request, connection: &mut Connection) -> io::Result<()> {
         let mut state = self.state();
         if state.down {
-            return None;
+            connection.close();
+            return Ok(());
         }
         state.requests.push(request.clone());
         let mut response = R::respond(&mut state, request);

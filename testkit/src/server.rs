@@ -1,6 +1,6 @@
 //! HTTP/1.1 connections of the fake API server, with or without TLS.
 
-use std::io::{BufRead as _, BufReader, Read, Write};
+use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl Request {
     }
 }
 
-/// A connection to one client. Its methods return `None` once the connection has ended.
+/// A connection to one client. Its methods fail once the connection has ended.
 pub struct Connection {
     stream: BufReader<Box<dyn Stream>>,
     socket: TcpStream,
@@ -57,43 +57,56 @@ trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
 impl Connection {
-    pub fn new(socket: TcpStream, tls: Option<Arc<ServerConfig>>) -> Option<Self> {
+    pub fn new(socket: TcpStream, tls: Option<Arc<ServerConfig>>) -> io::Result<Self> {
         // Go's servers set this option. Without the option, a response waits up to 40 ms for the
         // client to acknowledge the end of the TLS handshake.
-        socket.set_nodelay(true).ok()?;
-        let kept_socket = socket.try_clone().ok()?;
+        socket.set_nodelay(true)?;
+        let kept_socket = socket.try_clone()?;
         let stream: Box<dyn Stream> = match tls {
-            Some(config) => Box::new(StreamOwned::new(ServerConnection::new(config).ok()?, socket)),
+            Some(config) => {
+                let session = ServerConnection::new(config).map_err(io::Error::other)?;
+                Box::new(StreamOwned::new(session, socket))
+            }
             None => Box::new(socket),
         };
-        Some(Connection { stream: BufReader::new(stream), socket: kept_socket })
+        Ok(Connection { stream: BufReader::new(stream), socket: kept_socket })
     }
 
-    pub fn read_request(&mut self) -> Option<Request> {
+    pub fn read_request(&mut self) -> io::Result<Request> {
         let line = self.read_line()?;
-        let mut words = line.split_whitespace().map(str::to_owned);
-        let (method, path) = (words.next()?, words.next()?);
-        let mut headers = Vec::new();
+        let mut words = line.split_whitespace();
+        let (Some(method), Some(path)) = (words.next(), words.next()) else {
+            return Err(io::Error::other("no method or no path"));
+        };
+        let mut request = Request {
+            method: method.to_owned(),
+            path: path.to_owned(),
+            headers: Vec::new(),
+            body: Value::Null,
+        };
         while let Some((name, value)) = self.read_line()?.split_once(": ") {
-            headers.push((name.to_ascii_lowercase(), value.to_owned()));
+            request.headers.push((name.to_ascii_lowercase(), value.to_owned()));
         }
-        let mut request = Request { method, path, headers, body: Value::Null };
-        let mut body = vec![0; request.header("content-length").parse().unwrap_or(0)];
-        self.stream.read_exact(&mut body).ok()?;
+        let length = request.header("content-length").parse().unwrap_or(0);
+        let mut body = vec![0; length];
+        self.stream.read_exact(&mut body)?;
         request.body = serde_json::from_slice(&body).unwrap_or_default();
-        Some(request)
+        Ok(request)
     }
 
-    fn read_line(&mut self) -> Option<String> {
+    fn read_line(&mut self) -> io::Result<String> {
         let mut line = String::new();
-        self.stream.read_line(&mut line).ok().filter(|&length| length > 0)?;
-        Some(line.trim().to_owned())
+        let length = self.stream.read_line(&mut line)?;
+        if length == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(line.trim().to_owned())
     }
 
-    pub fn send(&mut self, bytes: &[u8]) -> Option<()> {
+    pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         let stream = self.stream.get_mut();
-        stream.write_all(bytes).ok()?;
-        stream.flush().ok()
+        stream.write_all(bytes)?;
+        stream.flush()
     }
 
     /// Sends the head of a response, and `part`, the beginning of a body of `length` bytes.
@@ -104,23 +117,22 @@ impl Connection {
         length: usize,
         extra_header: &str,
         part: &[u8],
-    ) -> Option<()> {
+    ) -> io::Result<()> {
         let head = format!("HTTP/1.1 {code} x\r\n{extra_header}Content-Length: {length}\r\n\r\n");
         self.send(&[head.as_bytes(), part].concat())
     }
 
-    pub fn send_response(&mut self, code: u16, body: impl AsRef<[u8]>) -> Option<()> {
+    pub fn send_response(&mut self, code: u16, body: impl AsRef<[u8]>) -> io::Result<()> {
         let body = body.as_ref();
         self.send_part(code, body.len(), "", body)
     }
 
-    /// Closes the connection. Always returns `None`, because the connection has ended then.
-    pub fn cut(&self) -> Option<()> {
+    /// Closes the connection in both directions. No request can be read afterwards.
+    pub fn close(&self) {
         let _ = self.socket.shutdown(Shutdown::Both);
-        None
     }
 
-    pub fn send_chunked_head(&mut self) -> Option<()> {
+    pub fn send_chunked_head(&mut self) -> io::Result<()> {
         self.send(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n")
     }
 }

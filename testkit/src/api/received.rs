@@ -21,14 +21,16 @@ impl<R: Routes> Server<R> {
     /// Number of requests with this method whose path contains `path`. An empty `method` stands for
     /// all methods.
     pub fn asked(&self, method: &str, path: &str) -> usize {
-        let is_method = |request: &Request| method.is_empty() || request.method == method;
-        self.received(|request| is_method(request) && request.path.contains(path)).len()
+        let has_method = |request: &Request| method.is_empty() || request.method == method;
+        self.received(|request| has_method(request) && request.path.contains(path)).len()
     }
 
+    /// Returns the paths of the selected requests.
     fn paths(&self, is_selected: impl Fn(&Request) -> bool) -> Vec<String> {
         self.received(is_selected).into_iter().map(|request| request.path).collect()
     }
 
+    /// Returns the paths of the requests with the method DELETE.
     pub fn deleted(&self) -> Vec<String> {
         self.paths(|request| request.method == "DELETE")
     }

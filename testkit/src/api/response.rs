@@ -1,5 +1,6 @@
 //! Responses of a fake API server, and the faults of its connections.
 
+use std::io;
 use std::thread;
 use std::time::Duration;
 
@@ -61,19 +62,25 @@ impl Response {
         }
     }
 
-    pub(super) fn send(&self, connection: &mut Connection) -> Option<()> {
-        let (code, body) = (self.code, self.body.as_bytes());
+    /// Sends the response, or does what its fault says.
+    pub(super) fn send(&self, connection: &mut Connection) -> io::Result<()> {
+        let code = self.code;
+        let body = self.body.as_bytes();
         match self.fault {
             None => connection.send_response(code, body),
             Some(ApiFault::Slow(ms)) => {
                 thread::sleep(Duration::from_millis(ms));
                 connection.send_response(code, body)
             }
-            Some(ApiFault::Hang) => Some(()),
-            Some(ApiFault::Close) => None,
+            Some(ApiFault::Hang) => Ok(()),
+            Some(ApiFault::Close) => {
+                connection.close();
+                Ok(())
+            }
             Some(ApiFault::Cut) => {
                 connection.send_part(code, body.len(), "", &body[..body.len() / 2])?;
-                connection.cut()
+                connection.close();
+                Ok(())
             }
             Some(ApiFault::Drip) => {
                 connection.send_part(code, body.len(), "", b"")?;
@@ -81,7 +88,7 @@ impl Response {
                     connection.send(&[*byte])?;
                     thread::sleep(Duration::from_millis(100));
                 }
-                Some(())
+                Ok(())
             }
             Some(ApiFault::Endless) => {
                 connection.send_chunked_head()?;

@@ -1,5 +1,6 @@
 //! The watches of a fake API server.
 
+use std::io;
 use std::sync::mpsc::{Receiver, channel};
 
 use serde_json::{Value, json};
@@ -59,17 +60,19 @@ impl<R: Routes> Server<R> {
     }
 }
 
+/// Begins the response to a watch. Returns the events that it has to send.
 pub(super) fn open<R>(
     state: &mut State<R>,
     connection: &mut Connection,
-) -> Option<Receiver<Event>> {
+) -> io::Result<Receiver<Event>> {
     connection.send_chunked_head()?;
     let (sender, events) = channel();
     state.watchers.push(sender);
-    Some(events)
+    Ok(events)
 }
 
-pub(super) fn send(events: &Receiver<Event>, connection: &mut Connection) -> Option<()> {
+/// Sends the events until the watch ends.
+pub(super) fn send(events: &Receiver<Event>, connection: &mut Connection) -> io::Result<()> {
     for event in events {
         match event {
             Event::Line(line) => {
@@ -78,9 +81,10 @@ pub(super) fn send(events: &Receiver<Event>, connection: &mut Connection) -> Opt
             Event::End => connection.send(b"0\r\n\r\n")?,
             Event::Cut => {
                 connection.send(b"9\r\n{\"type\":\r\n")?;
-                return connection.cut();
+                connection.close();
+                return Ok(());
             }
         }
     }
-    Some(())
+    Ok(())
 }
