@@ -12,8 +12,7 @@ const END: &str = "<!-- end of captured -->\n";
 /// Locked while the page is read and written, because the tests of a suite run at the same time.
 static WRITER: Mutex<()> = Mutex::new(());
 
-/// Where a text about a fault is shown. The variants have the order of the texts in a section, and
-/// of the headings in `fault_headings.txt`.
+/// Where a text about a fault is shown. The variants have the order of the texts in a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     Kubelet,
@@ -33,7 +32,26 @@ pub enum Source {
 
 impl Source {
     fn heading(self) -> &'static str {
-        include_str!("fault_headings.txt").lines().nth(self as usize).unwrap()
+        match self {
+            Source::Kubelet => {
+                "`kubectl describe pod`, at the end of kubelet's Event `FailedCreatePodSandBox`:"
+            }
+            Source::KubeletEvent => "`kubectl describe pod`, kubelet's Event:",
+            Source::PodEvent => "Event on the pod, by linkerd-cni:",
+            Source::Helm => "`helm install` or `helm upgrade`:",
+            Source::DaemonSetEvent => "Event on the DaemonSet or on the agent's pod:",
+            Source::Pods => "`kubectl get pods`, without the last columns:",
+            Source::Ready => {
+                "`/ready` of the agent, and the Event `LinkerdCNINotReady` on the node after 5 to \
+                 10 minutes:"
+            }
+            Source::ReadyNote => "`/ready` of the agent, which stays ready:",
+            Source::AgentLog => "Log of the agent:",
+            Source::RepairLog => "Log of the repair controller:",
+            Source::ContainerLog => "Log of the pod's init container:",
+            Source::Metrics => "Metrics:",
+            Source::Check => "`linkerd cni check -o short`:",
+        }
     }
 }
 
@@ -53,11 +71,14 @@ impl FaultPage {
         captured.push('\n');
     }
 
+    /// Fails unless the page quotes the captured texts. With `UPDATE_DOCS=1`, writes them into the
+    /// page instead.
     pub fn assert_documented(self) {
         let _writer = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
         let path = crate::repository().join(PAGE);
         let page = fs::read_to_string(&path).unwrap();
-        let (name, captured) = (self.name, self.render());
+        let name = self.name;
+        let captured = self.render();
         let begin = format!("\n<!-- captured: {name} -->\n");
         let Some((head, rest)) = page.split_once(&begin) else {
             panic!("{PAGE} has no section of {name} for this:\n{captured}");
