@@ -11,7 +11,7 @@ const TOLERANCE_PERCENT: u128 = 5;
 /// this project.
 pub const PORTMAP: &str = "portmap";
 /// Figures that depend on the processor's architecture.
-const OF_ARCHITECTURE: [&str; 2] = ["instructions", "bytes"];
+const ARCHITECTURE_FIGURES: [&str; 2] = ["instructions", "bytes"];
 
 #[derive(Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
@@ -63,9 +63,12 @@ pub struct Unusable {
 
 #[derive(Clone, Deserialize, Serialize)]
 pub struct Target {
-    pub what: String,
-    pub is: f64,
-    pub at_most: f64,
+    #[serde(rename = "what")]
+    pub figure: String,
+    #[serde(rename = "is")]
+    pub actual: f64,
+    #[serde(rename = "at_most")]
+    pub limit: f64,
     pub holds: bool,
 }
 
@@ -103,13 +106,14 @@ impl Figures {
     }
 }
 
+/// Compares the counted figures of a run with the committed ones.
 pub fn compare(committed: &Figures, measured: &Figures) -> Comparison {
     let mut comparison = Comparison::default();
     let is_other_architecture = committed.architecture != measured.architecture;
     if is_other_architecture {
         comparison.skipped.push(format!(
             "{}: the committed figures are of {}, this machine is {}",
-            OF_ARCHITECTURE.join(", "),
+            ARCHITECTURE_FIGURES.join(", "),
             committed.architecture,
             measured.architecture
         ));
@@ -121,12 +125,12 @@ pub fn compare(committed: &Figures, measured: &Figures) -> Comparison {
     for (key, before) in committed.counted_figures() {
         let (row, name) = key;
         let after = measured_figures.remove(&key).flatten();
-        let is_incomparable = is_other_architecture && OF_ARCHITECTURE.contains(&name);
+        let is_incomparable = is_other_architecture && ARCHITECTURE_FIGURES.contains(&name);
         if !is_incomparable && !measured.is_unusable(row) {
             comparison.add(key, before, after);
         }
     }
-    // What is left has no committed figure.
+    // The figures that are left have no committed figure.
     for (key, value) in measured_figures {
         comparison.add(key, None, value);
     }
@@ -134,6 +138,7 @@ pub fn compare(committed: &Figures, measured: &Figures) -> Comparison {
 }
 
 impl Comparison {
+    /// Adds a figure, with its committed value and its value in this run.
     fn add(&mut self, (row, name): Key<'_>, before: Option<u64>, after: Option<u64>) {
         let figure = format!("{row}: {name}");
         let (Some(before), Some(after)) = (before, after) else {

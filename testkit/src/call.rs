@@ -42,30 +42,35 @@ impl Outcome {
             .unwrap_or_else(|error| panic!("{error}: {} {}", self.stdout, self.stderr))
     }
 
+    /// Fails unless the call succeeded.
     #[track_caller]
     pub fn succeeded(self) -> Self {
         assert_eq!(self.code, Some(0), "{} {}", self.stdout, self.stderr);
         self
     }
 
+    /// Fails unless the plugin's stderr contains this text.
     #[track_caller]
     pub fn logs(&self, text: &str) {
         assert!(self.stderr.contains(text), "not {text}: {}", self.stderr);
     }
 
+    /// Fails unless the remedy in the error object contains this text.
     #[track_caller]
     pub fn advises(&self, text: &str) {
         let remedy = self.json()["details"].to_string();
         assert!(remedy.contains(text), "{remedy}");
     }
 
+    /// Fails unless the call failed with this code, and with a message that contains this text.
     #[track_caller]
     pub fn failed(&self, code: u64, text: &str) -> &Self {
-        let (found, msg) = self.error();
-        assert!(found == code && msg.contains(text), "{found} instead of {code}, {text}: {msg}");
+        let (actual, msg) = self.error();
+        assert!(actual == code && msg.contains(text), "{actual} instead of {code}, {text}: {msg}");
         self
     }
 
+    /// Returns code and message of the error object. Fails if the call succeeded.
     #[track_caller]
     pub fn error(&self) -> (u64, String) {
         assert_eq!(self.code, Some(1), "{} {}", self.stdout, self.stderr);

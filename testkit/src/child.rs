@@ -30,16 +30,18 @@ pub fn must(command: &mut Command) -> String {
             "{command:?}: {error}; scripts/tools installs programs where scripts/tools --path says"
         )
     });
-    checked(command, output)
+    stdout_of(command, output)
 }
 
+/// Returns the stdout of a command that has ended. If the command failed, panics with its stderr.
 #[track_caller]
-pub fn checked(command: &Command, output: Output) -> String {
+pub fn stdout_of(command: &Command, output: Output) -> String {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {error}");
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Runs a program of the directory `scripts`, and returns its stdout.
 #[track_caller]
 pub fn script(name: &str, args: &[&str]) -> String {
     let checkout = crate::repository();
@@ -61,7 +63,11 @@ pub fn has_strace() -> bool {
 /// main loop reads the signal.
 pub fn takes_sigterm(pid: Pid) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-    let mask = u64::from_str_radix(blocked.unwrap_or_default().trim(), 16).unwrap_or(0);
-    mask & (1 << (Signal::SIGTERM as i32 - 1)) != 0
+    let Some(blocked) = status.lines().find_map(|line| line.strip_prefix("SigBlk:")) else {
+        return false;
+    };
+    let mask = u64::from_str_radix(blocked.trim(), 16).unwrap_or(0);
+    // Signal N is bit N - 1 of the mask, because there is no signal 0.
+    let sigterm = 1 << (Signal::SIGTERM as i32 - 1);
+    mask & sigterm != 0
 }

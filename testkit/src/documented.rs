@@ -32,26 +32,34 @@ pub struct Command {
 }
 
 impl Command {
+    /// Returns how the tests show that the command works. `None`: no row of the table applies.
     pub fn shown(&self) -> Option<Shown> {
+        // The beginnings in the table end with a space.
         let text = format!("{} ", self.text);
-        let rows = rows().filter(|(beginning, _)| text.starts_with(beginning));
-        rows.max_by_key(|(beginning, _)| beginning.len()).map(|(_, shown)| shown)
+        let matching_rows = rows().filter(|(beginning, _)| text.starts_with(beginning));
+        let (_, shown) = matching_rows.max_by_key(|(beginning, _)| beginning.len())?;
+        Some(shown)
     }
 }
 
+/// Returns the rows of the table: the beginning of commands, and how the tests show that they work.
 pub fn rows() -> impl Iterator<Item = (&'static str, Shown)> {
     ROWS.lines().map(|row| {
         let (beginning, how) = row.split_once("| ").expect("a row");
-        let shown = match how {
-            "rendered" => Shown::Rendered,
-            "on a cluster" => Shown::OnCluster,
-            _ => match how.strip_prefix("by ") {
-                Some(test) => Shown::By(test),
-                None => Shown::Not(how.strip_prefix("not: ").expect("a reason")),
-            },
-        };
-        (beginning, shown)
+        (beginning, parse_shown(how))
     })
+}
+
+fn parse_shown(text: &'static str) -> Shown {
+    match text {
+        "rendered" => return Shown::Rendered,
+        "on a cluster" => return Shown::OnCluster,
+        _ => {}
+    }
+    match text.strip_prefix("by ") {
+        Some(test) => Shown::By(test),
+        None => Shown::Not(text.strip_prefix("not: ").expect("a reason")),
+    }
 }
 
 pub fn pages() -> Vec<PathBuf> {
@@ -99,9 +107,11 @@ fn commands_in(text: &str) -> Vec<String> {
 }
 
 fn without_comment(line: &str) -> &str {
-    match line.find(" # ") {
-        Some(at) => line[..at].trim(),
-        None if line.starts_with("# ") => "",
+    if line.starts_with("# ") {
+        return "";
+    }
+    match line.split_once(" # ") {
+        Some((command, _)) => command.trim(),
         None => line,
     }
 }

@@ -44,7 +44,7 @@ const GROUPS: [Group; 3] = [
     },
 ];
 
-/// What a path names.
+/// The object or the list that a path names.
 #[derive(Debug, PartialEq, Eq)]
 struct Target<'p> {
     group: &'static str,
@@ -66,24 +66,25 @@ pub fn respond(responses: &Responses, method: &str, target: &str) -> Result<Stri
         Some(Value::String(body)) => return Ok(body.clone()),
         stored => stored,
     };
-    let target = parse(path)?;
-    let Some(target) = target else {
-        return match stored {
-            Some(object) if query.is_empty() => Ok(object.to_string()),
-            Some(_) => Err(Refusal::NotKnown(format!("the query {query} of {path}"))),
-            None => Err(status(404)),
-        };
-    };
-    if target.name.is_none() {
-        let query = ListQuery::parse(target.resource, query).map_err(Refusal::NotKnown)?;
-        return Ok(query.page(items(responses, &target)).to_string());
+    let target = parse_path(path)?;
+    if let Some(list) = &target
+        && list.name.is_none()
+    {
+        let query = ListQuery::parse(list.resource, query).map_err(Refusal::NotKnown)?;
+        return Ok(query.page(items(responses, list)).to_string());
     }
-    if !query.is_empty() {
-        return Err(Refusal::NotKnown(format!("the query {query} of {path}")));
+    if let Some(object) = stored {
+        if !query.is_empty() {
+            return Err(Refusal::NotKnown(format!("the query {query} of {path}")));
+        }
+        return Ok(object.to_string());
     }
-    match stored {
-        Some(object) => Ok(object.to_string()),
-        None => listed_object(responses, &target),
+    match target {
+        Some(_) if !query.is_empty() => {
+            Err(Refusal::NotKnown(format!("the query {query} of {path}")))
+        }
+        Some(object) => find_listed_object(responses, &object),
+        None => Err(status(404)),
     }
 }
 
@@ -99,8 +100,9 @@ fn status(code: u16) -> Refusal {
     Refusal::Status { code, reason }
 }
 
-/// Returns what the path names; `None` for a path below a pod's proxy, and for `/version`.
-fn parse(path: &str) -> Result<Option<Target<'_>>, Refusal> {
+/// Returns the object or the list that the path names. `None`: the path is `/version`, or that of a
+/// request that the API server passes on to a pod.
+fn parse_path(path: &str) -> Result<Option<Target<'_>>, Refusal> {
     if path == "/version" {
         return Ok(None);
     }
@@ -131,25 +133,24 @@ fn items(responses: &Responses, target: &Target<'_>) -> Vec<Value> {
     let mut items = Vec::new();
     let mut names = BTreeSet::new();
     for (path, response) in responses {
-        let Ok(Some(list)) = parse(path) else { continue };
+        let Ok(Some(list)) = parse_path(path) else { continue };
         let is_of_resource = list.group == target.group && list.resource == target.resource;
         if !is_of_resource || list.name.is_some() {
             continue;
         }
         for item in response["items"].as_array().into_iter().flatten() {
             let mut item = item.clone();
-            if let Some(namespace) = list.namespace {
-                let stated = &mut item["metadata"]["namespace"];
-                if stated.is_null() {
-                    *stated = json!(namespace);
-                }
+            if let Some(namespace) = list.namespace
+                && item["metadata"]["namespace"].is_null()
+            {
+                item["metadata"]["namespace"] = json!(namespace);
             }
             let namespace = item["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
-            let is_wanted = target.namespace.is_none_or(|wanted| wanted == namespace);
+            let is_in_namespace = target.namespace.is_none_or(|name| name == namespace);
             let name = item["metadata"]["name"].as_str().map(str::to_owned);
             // Events of tests have no names.
             let is_new = name.is_none() || names.insert((namespace, name));
-            if is_wanted && is_new {
+            if is_in_namespace && is_new {
                 items.push(item);
             }
         }
@@ -157,8 +158,8 @@ fn items(responses: &Responses, target: &Target<'_>) -> Vec<Value> {
     items
 }
 
-/// Returns an object that is in a list.
-fn listed_object(responses: &Responses, target: &Target<'_>) -> Result<String, Refusal> {
+/// Returns the object from the list that contains it.
+fn find_listed_object(responses: &Responses, target: &Target<'_>) -> Result<String, Refusal> {
     for item in items(responses, target) {
         if item["metadata"]["name"].as_str() == target.name {
             return Ok(item.to_string());

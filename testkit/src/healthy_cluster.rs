@@ -33,7 +33,7 @@ pub struct Counts {
 /// Responds until the test's process ends.
 pub struct Server {
     responses: Responses,
-    /// The first requests for a `/status` get no response before so many wait.
+    /// Number of requests for a `/status` that have to wait before any of them gets a response.
     gate: usize,
     counts: Mutex<Counts>,
     arrived: Condvar,
@@ -48,17 +48,18 @@ impl HealthyCluster {
         for (path, object) in objects["objects"].as_object().unwrap() {
             responses.insert(path.replace("NAMESPACE", namespace), object.clone());
         }
-        let mut set = objects["set"].clone();
-        set["metadata"]["namespace"] = namespace.into();
-        for number in ["desiredNumberScheduled", "updatedNumberScheduled", "numberReady"] {
-            set["status"][number] = self.nodes.into();
+        let mut daemonset = objects["set"].clone();
+        daemonset["metadata"]["namespace"] = namespace.into();
+        for field in ["desiredNumberScheduled", "updatedNumberScheduled", "numberReady"] {
+            daemonset["status"][field] = self.nodes.into();
         }
-        responses.insert("/apis/apps/v1/daemonsets".into(), json!({"items": [set]}));
+        responses.insert("/apis/apps/v1/daemonsets".into(), json!({"items": [daemonset]}));
         let entry = json!({"cni_network_config": upstream_entry().to_string()});
         let home = format!("/api/v1/namespaces/{namespace}");
         let config = format!("{home}/configmaps/linkerd-cni-config");
         responses.insert(config, json!({"metadata": {}, "data": entry}));
-        let (mut nodes, mut agents) = (Vec::new(), Vec::new());
+        let mut nodes = Vec::new();
+        let mut agents = Vec::new();
         for number in 1..=self.nodes {
             let mut node = objects["node"].clone();
             node["metadata"]["name"] = format!("node-{number}").into();
@@ -83,14 +84,14 @@ impl HealthyCluster {
     }
 }
 
-/// Serves these responses. The first requests for a `/status` get none before `gate` of them wait.
+/// Serves these responses. No request for a `/status` gets a response before `gate` of them wait.
 pub fn serve(responses: Responses, gate: usize, listener: UnixListener) -> Arc<Server> {
-    let (counts, arrived) = (Mutex::default(), Condvar::new());
-    let server = Arc::new(Server { responses, gate, counts, arrived });
-    let shared = Arc::clone(&server);
+    let server =
+        Arc::new(Server { responses, gate, counts: Mutex::default(), arrived: Condvar::new() });
+    let accepting_server = Arc::clone(&server);
     thread::spawn(move || {
         for stream in listener.incoming() {
-            let server = Arc::clone(&shared);
+            let server = Arc::clone(&accepting_server);
             thread::spawn(move || server.respond(stream.unwrap()));
         }
     });
@@ -107,10 +108,13 @@ impl Server {
         BufReader::new(&mut stream).read_line(&mut line).unwrap();
         // The first connection sends no request: `linkerd cni` only tests whether the socket is
         // open.
-        let [method, target, _] = line.split_whitespace().collect::<Vec<_>>()[..] else { return };
+        let mut words = line.split_whitespace();
+        let (Some(method), Some(target)) = (words.next(), words.next()) else {
+            return;
+        };
         let is_status = target.ends_with("/proxy/status");
         if is_status {
-            self.begin_status();
+            self.wait_at_gate();
         }
         let (code, body) = response(&self.responses, method, target);
         if is_status {
@@ -119,15 +123,14 @@ impl Server {
         let _ = write!(stream, "HTTP/1.0 {code}\r\n\r\n{body}");
     }
 
-    /// Counts a request, and waits at the gate.
-    fn begin_status(&self) {
+    /// Counts a request for a `/status`, and waits until `gate` of them have arrived.
+    fn wait_at_gate(&self) {
         let mut counts = self.counts.lock().unwrap();
         counts.statuses += 1;
         counts.waiting += 1;
         counts.most_waiting = counts.most_waiting.max(counts.waiting);
         self.arrived.notify_all();
-        let _passed =
-            self.arrived.wait_while(counts, |counts| counts.statuses < self.gate).unwrap();
+        drop(self.arrived.wait_while(counts, |counts| counts.statuses < self.gate).unwrap());
     }
 }
 

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -46,11 +46,12 @@ impl Guest {
     /// Adds a guest with these addresses to the bridge `name` of the pod.
     pub fn with_addresses(pod: &Namespaces, name: &str, addresses: [&str; 2]) -> Guest {
         let guest = Guest { netns: netns::create().unwrap() };
-        let port = format!("veth{}", addresses[0].rsplit('.').next().unwrap());
+        // The last number of the IPv4 address tells the guests of a bridge apart.
+        let number = addresses[0].rsplit('.').next().unwrap();
         let netns = guest.path();
         pod.sh(&format!(
-            "ip link add {port} type veth peer name eth0 netns {} && \
-             ip link set {port} master {name} up",
+            "ip link add veth{number} type veth peer name eth0 netns {} && \
+             ip link set veth{number} master {name} up",
             netns.display()
         ));
         guest.sh(&format!(
@@ -92,7 +93,8 @@ pub fn forward(pod: &Namespaces, name: &'static str, address: SocketAddr) {
     });
 }
 
-fn relay(pod: &std::path::Path, name: &str, mut client: TcpStream) -> io::Result<()> {
+/// Connects to the client's original destination, and sends the client what that server responds.
+fn relay(pod: &Path, name: &str, mut client: TcpStream) -> io::Result<()> {
     let destination = original_destination(&client);
     writeln!(client, "{name} {destination}")?;
     let connect = move || {
@@ -112,8 +114,8 @@ fn relay(pod: &std::path::Path, name: &str, mut client: TcpStream) -> io::Result
     client.shutdown(Shutdown::Write)
 }
 
-/// Starts a server at one address in the pod. Each connection is told `name` and the address that
-/// it was for.
+/// Starts a server at one address in the pod. Each client gets a line with `name` and the address
+/// that the client chose.
 pub fn serve_at(pod: &Namespaces, name: &'static str, address: SocketAddr) {
     let listener = pod.within(move || TcpListener::bind(address)).unwrap();
     thread::spawn(move || {

@@ -51,9 +51,15 @@ pub fn image() -> String {
     format!("cr.l5d.io/linkerd/cni-plugin:v{VERSION}")
 }
 
+/// Returns the message of a panic. It is a `String`, or a `&str` if it has no arguments.
 pub fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_owned()
+    if let Some(message) = panic.downcast_ref::<String>() {
+        return message.clone();
+    }
+    match panic.downcast_ref::<&str>() {
+        Some(message) => (*message).to_owned(),
+        None => "no message".to_owned(),
+    }
 }
 
 pub fn pids() -> impl Iterator<Item = i32> {
@@ -64,10 +70,11 @@ pub fn pids() -> impl Iterator<Item = i32> {
 /// Returns the path of a program of this project that was built together with the running one.
 pub fn program(name: &str) -> PathBuf {
     let running = std::env::current_exe().unwrap();
-    let directory = running.parent().unwrap();
+    let mut directory = running.parent().unwrap();
     // The running program may be a test program, which Cargo puts into the subdirectory `deps`.
-    let directory =
-        if directory.ends_with("deps") { directory.parent().unwrap() } else { directory };
+    if directory.ends_with("deps") {
+        directory = directory.parent().unwrap();
+    }
     directory.join(name)
 }
 

@@ -25,17 +25,18 @@ enum Requirement {
 }
 
 impl ListQuery {
-    /// Every request has to state a limit: a list of a large cluster fits into no single response.
+    /// Parses the query of a request. Fails without a limit, because the list of a large cluster
+    /// does not fit into one response.
     pub fn parse(resource: &str, query: &str) -> Result<ListQuery, String> {
         let mut parsed = ListQuery::default();
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             let (key, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-            let value = decoded(value)?;
+            let value = percent_decode(value)?;
             match key {
-                "limit" => parsed.limit = number(&value)?,
-                "continue" => parsed.offset = number(&value)?,
-                "labelSelector" => parsed.requirements.extend(labels(&value)?),
-                "fieldSelector" => parsed.requirements.extend(fields(resource, &value)?),
+                "limit" => parsed.limit = parse_number(&value)?,
+                "continue" => parsed.offset = parse_number(&value)?,
+                "labelSelector" => parsed.requirements.extend(parse_labels(&value)?),
+                "fieldSelector" => parsed.requirements.extend(parse_fields(resource, &value)?),
                 _ => return Err(format!("the parameter {parameter}")),
             }
         }
@@ -49,8 +50,10 @@ impl ListQuery {
     pub fn page(&self, items: Vec<Value>) -> Value {
         let matching: Vec<Value> = items.into_iter().filter(|item| self.matches(item)).collect();
         let end = matching.len().min(self.offset + self.limit);
-        let rest = if end < matching.len() { end.to_string() } else { String::new() };
-        json!({"metadata": {"continue": rest}, "items": matching[self.offset.min(end)..end]})
+        let begin = self.offset.min(end);
+        // The offset of the next part. Empty after the last part.
+        let next = if end < matching.len() { end.to_string() } else { String::new() };
+        json!({"metadata": {"continue": next}, "items": matching[begin..end]})
     }
 
     fn matches(&self, item: &Value) -> bool {
@@ -74,11 +77,11 @@ impl Requirement {
     }
 }
 
-fn number(value: &str) -> Result<usize, String> {
+fn parse_number(value: &str) -> Result<usize, String> {
     value.parse().map_err(|_| format!("the number {value}"))
 }
 
-fn labels(selector: &str) -> Result<Vec<Requirement>, String> {
+fn parse_labels(selector: &str) -> Result<Vec<Requirement>, String> {
     let mut requirements = Vec::new();
     for part in selector.split(',') {
         if part.is_empty() || part.contains(['!', '(', ' ']) {
@@ -94,7 +97,7 @@ fn labels(selector: &str) -> Result<Vec<Requirement>, String> {
     Ok(requirements)
 }
 
-fn fields(resource: &str, selector: &str) -> Result<Vec<Requirement>, String> {
+fn parse_fields(resource: &str, selector: &str) -> Result<Vec<Requirement>, String> {
     let mut requirements = Vec::new();
     for part in selector.split(',') {
         let Some((field, value)) = part.split_once('=') else {
@@ -117,11 +120,10 @@ fn is_selectable(resource: &str, field: &str) -> bool {
     if matches!(field, "metadata.name" | "metadata.namespace") {
         return true;
     }
-    FIELDS.iter().any(|(of, fields)| *of == resource && fields.contains(&field))
+    FIELDS.iter().any(|(name, fields)| *name == resource && fields.contains(&field))
 }
 
-/// Decodes a percent-encoded value.
-fn decoded(value: &str) -> Result<String, String> {
+fn percent_decode(value: &str) -> Result<String, String> {
     let mut bytes = Vec::new();
     let mut rest = value.bytes();
     while let Some(byte) = rest.next() {
@@ -129,12 +131,16 @@ fn decoded(value: &str) -> Result<String, String> {
             bytes.push(byte);
             continue;
         }
-        let digits = [rest.next(), rest.next()].map(|digit| digit.unwrap_or_default());
-        let hex = str::from_utf8(&digits).ok();
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+        let digits = [rest.next().unwrap_or_default(), rest.next().unwrap_or_default()];
+        match parse_hex(&digits) {
             Some(byte) => bytes.push(byte),
             None => return Err(format!("the value {value}")),
         }
     }
     String::from_utf8(bytes).map_err(|_| format!("the value {value}"))
+}
+
+fn parse_hex(digits: &[u8]) -> Option<u8> {
+    let digits = str::from_utf8(digits).ok()?;
+    u8::from_str_radix(digits, 16).ok()
 }

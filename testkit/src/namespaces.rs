@@ -92,9 +92,9 @@ impl Namespaces {
         }
     }
 
-    /// Gives pod and neighbour a link-local address more, without waiting for the detection of
-    /// duplicates of those that the kernel gives them. Returns the neighbour's address as seen from
-    /// the pod.
+    /// Adds a link-local address to the pod and to the neighbour. The kernel uses these addresses
+    /// at once, because it does not check them for duplicates. Returns the neighbour's address as
+    /// the pod writes it.
     pub fn add_link_local(&self) -> String {
         for (netns, end) in [(&self.pod, 1), (&self.neighbour, 2)] {
             let add = format!("ip addr add fe80::99:{end}/64 dev eth0 nodad");
@@ -163,16 +163,17 @@ fn listen(port: u16) -> io::Result<TcpListener> {
 pub fn original_destination(stream: &TcpStream) -> SocketAddr {
     let local = stream.local_addr().unwrap();
     let original = if local.ip().to_canonical().is_ipv4() {
-        getsockopt(stream, sockopt::OriginalDst).map(|found| {
-            let address = u32::from_be(found.sin_addr.s_addr);
-            (IpAddr::from(address.to_be_bytes()), found.sin_port)
+        getsockopt(stream, sockopt::OriginalDst).map(|destination| {
+            let address = u32::from_be(destination.sin_addr.s_addr);
+            (IpAddr::from(address.to_be_bytes()), destination.sin_port)
         })
     } else {
         getsockopt(stream, sockopt::Ip6tOriginalDst)
-            .map(|found| (IpAddr::from(found.sin6_addr.s6_addr), found.sin6_port))
+            .map(|destination| (IpAddr::from(destination.sin6_addr.s6_addr), destination.sin6_port))
     };
     match original {
         Ok((address, port)) => SocketAddr::new(address, u16::from_be(port)),
+        // The connection was not redirected.
         Err(_) => SocketAddr::new(local.ip().to_canonical(), local.port()),
     }
 }

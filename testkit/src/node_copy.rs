@@ -38,9 +38,10 @@ impl ClusterLookup for FakeCluster {
     }
 
     fn api_service(&mut self) -> Result<Service, Error> {
-        let [port, target] =
-            self.api_ports.ok_or_else(|| Error::new(Failure::ApiUnreachable, "no Service"))?;
-        let spec = json!({"ports": [{"port": port, "targetPort": target}]});
+        let Some([port, target_port]) = self.api_ports else {
+            return Err(Error::new(Failure::ApiUnreachable, "no Service"));
+        };
+        let spec = json!({"ports": [{"port": port, "targetPort": target_port}]});
         Ok(serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap())
     }
 }

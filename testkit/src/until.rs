@@ -4,20 +4,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Longest wait of [`until`]. It is long, because the machine may be busy, and because kubelet
-/// makes long pauses before it tries something again.
+/// makes long pauses between its retries.
 const LIMIT: Duration = Duration::from_secs(120);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE_OF_A_SLOW_CONDITION: Duration = Duration::from_secs(1);
 
+/// Waits at most [`LIMIT`] for `condition`.
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
     until_within(LIMIT, what, condition);
 }
 
+/// Waits at most [`LIMIT`] until `find` returns a value, and returns it.
 pub fn until_found<T>(what: &str, find: impl FnMut() -> Option<T>) -> T {
     until_some(LIMIT, what, find)
 }
 
+/// Waits at most `limit` until `find` returns a value, and returns it.
 pub fn until_some<T>(limit: Duration, what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     let mut found = None;
     until_within(limit, what, || {
@@ -27,7 +30,8 @@ pub fn until_some<T>(limit: Duration, what: &str, mut find: impl FnMut() -> Opti
     found.expect("the condition is true")
 }
 
-/// Waits for `condition`. Prints waits of more than a second, which show where a test's time goes.
+/// Waits at most `limit` for `condition`. Prints waits of more than a second, which show where a
+/// test's time goes.
 pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     loop {

@@ -19,16 +19,17 @@ pub struct Unwritable {
     /// `None`: the program is started with this descriptor closed.
     output: Option<OwnedFd>,
     /// The other end of a pipe, socket or terminal. It is kept open and never read.
-    _unread: Option<OwnedFd>,
+    _reader: Option<OwnedFd>,
 }
 
 impl Unwritable {
     pub fn all() -> Vec<Unwritable> {
+        let (socket, peer) = UnixStream::pair().unwrap();
         vec![
             full_device(),
             closed(),
             full_pipe(),
-            filled("a full socket", UnixStream::pair().unwrap()),
+            fill("a full socket", socket, peer),
             unwritable("a pipe without a reader", io::pipe().unwrap().1, None),
             stopped_terminal(),
             file_on_a_full_disk(),
@@ -50,17 +51,19 @@ impl Unwritable {
 
     /// Returns this output for a program's stdout. For the closed output, returns `/dev/null`.
     pub fn stdio(&self) -> Stdio {
-        let output = self.output.as_ref();
-        output.map_or_else(Stdio::null, |output| output.try_clone().unwrap().into())
+        match &self.output {
+            Some(output) => output.try_clone().unwrap().into(),
+            None => Stdio::null(),
+        }
     }
 }
 
 fn unwritable(
     name: &'static str,
     output: impl Into<OwnedFd>,
-    unread: Option<OwnedFd>,
+    reader: Option<OwnedFd>,
 ) -> Unwritable {
-    Unwritable { name, output: Some(output.into()), _unread: unread }
+    Unwritable { name, output: Some(output.into()), _reader: reader }
 }
 
 pub fn full_device() -> Unwritable {
@@ -68,11 +71,12 @@ pub fn full_device() -> Unwritable {
 }
 
 pub fn closed() -> Unwritable {
-    Unwritable { name: "closed", output: None, _unread: None }
+    Unwritable { name: "closed", output: None, _reader: None }
 }
 
 pub fn full_pipe() -> Unwritable {
-    filled("a full pipe", io::pipe().unwrap())
+    let (reader, writer) = io::pipe().unwrap();
+    fill("a full pipe", writer, reader)
 }
 
 /// A terminal whose output was stopped, as by ^S.
@@ -84,7 +88,8 @@ fn stopped_terminal() -> Unwritable {
 
 fn file_on_a_full_disk() -> Unwritable {
     let file = in_mount_namespace(|| {
-        let (dir, tmpfs) = (tempfile::tempdir().unwrap(), Some("tmpfs"));
+        let dir = tempfile::tempdir().unwrap();
+        let tmpfs = Some("tmpfs");
         mount(tmpfs, dir.path(), tmpfs, MsFlags::empty(), Some("size=4k")).unwrap();
         let mut file = File::create(dir.path().join("log")).unwrap();
         while file.write_all(&[b'x'; 64]).is_ok() {}
@@ -94,10 +99,8 @@ fn file_on_a_full_disk() -> Unwritable {
     unwritable("a file on a full disk", file, None)
 }
 
-fn filled(
-    name: &'static str,
-    (unread, writer): (impl Into<OwnedFd>, impl Into<OwnedFd>),
-) -> Unwritable {
+/// Writes to `writer` until its buffer is full.
+fn fill(name: &'static str, writer: impl Into<OwnedFd>, reader: impl Into<OwnedFd>) -> Unwritable {
     let writer = writer.into();
     fcntl(writer.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     // A write of 4,096 bytes fails while less space is left, so single bytes fill the rest.
@@ -105,5 +108,5 @@ fn filled(
         while nix::unistd::write(&writer, &[b'x'; 4096][..length]).is_ok() {}
     }
     fcntl(writer.as_fd(), FcntlArg::F_SETFL(OFlag::empty())).unwrap();
-    unwritable(name, writer, Some(unread.into()))
+    unwritable(name, writer, Some(reader.into()))
 }

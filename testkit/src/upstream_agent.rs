@@ -81,17 +81,19 @@ impl UpstreamAgent {
 
     /// Ends the stand-in as SIGKILL would: its files stay in place.
     pub fn kill(mut self) {
-        self.finish();
+        self.stop_thread();
     }
 
-    fn finish(&mut self) -> Option<State> {
-        self.0.take().map(Repeated::finish)
+    /// Ends the stand-in's thread, and returns its state. `None`: the thread has already ended.
+    fn stop_thread(&mut self) -> Option<State> {
+        let thread = self.0.take()?;
+        Some(thread.finish())
     }
 }
 
 impl Drop for UpstreamAgent {
     fn drop(&mut self) {
-        if let Some(mut state) = self.finish()
+        if let Some(mut state) = self.stop_thread()
             && !state.is_over
         {
             state.uninstall();
@@ -102,8 +104,7 @@ impl Drop for UpstreamAgent {
 impl State {
     fn start(&mut self) -> io::Result<()> {
         self.written.clear();
-        let UpstreamFiles { plugin_path, plugin, kubeconfig_path, kubeconfig, .. } = &self.files;
-        replace(plugin_path, plugin, 0o755)?;
+        replace(&self.files.plugin_path, &self.files.plugin, 0o755)?;
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
         // The events CREATE, RENAME and WRITE of the library fsnotify.
         let events = AddWatchFlags::IN_CREATE
@@ -112,9 +113,11 @@ impl State {
             | AddWatchFlags::IN_MODIFY;
         let net_dir = self.net_dir();
         inotify.add_watch(&net_dir, events)?;
-        replace(kubeconfig_path, kubeconfig, 0o644)?;
-        let entries = fs::read_dir(net_dir)?.collect::<io::Result<Vec<_>>>()?;
-        let mut paths: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
+        replace(&self.files.kubeconfig_path, &self.files.kubeconfig, 0o644)?;
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(net_dir)? {
+            paths.push(entry?.path());
+        }
         paths.sort();
         for path in paths {
             self.merge(&path)?;
@@ -139,8 +142,10 @@ impl State {
             Err(Errno::EAGAIN) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         };
-        for name in events.into_iter().filter_map(|event| event.name) {
-            self.merge(&self.net_dir().join(name))?;
+        for event in events {
+            if let Some(name) = event.name {
+                self.merge(&self.net_dir().join(name))?;
+            }
         }
         Ok(())
     }
@@ -194,19 +199,20 @@ pub fn chained(text: &str, entry: &Value) -> io::Result<String> {
         config.as_object_mut().unwrap().remove("cniVersion");
         config = json!({"name": "k8s-pod-network", "cniVersion": "0.3.1", "plugins": [config]});
     }
-    let plugins = without_entry(&mut config)?;
+    let plugins = remove_entry(&mut config)?;
     plugins.push(entry.clone());
-    Ok(rendered(config))
+    Ok(render(config))
 }
 
 /// Returns the network config without the first plugin entry.
 pub fn unchained(text: &str) -> io::Result<String> {
     let mut config: Value = serde_json::from_str(text)?;
-    without_entry(&mut config)?;
-    Ok(rendered(config))
+    remove_entry(&mut config)?;
+    Ok(render(config))
 }
 
-fn without_entry(config: &mut Value) -> io::Result<&mut Vec<Value>> {
+/// Removes the first plugin entry, if there is one. Returns the plugins of the config.
+fn remove_entry(config: &mut Value) -> io::Result<&mut Vec<Value>> {
     let Some(plugins) = config.get_mut("plugins").and_then(Value::as_array_mut) else {
         return Err(io::Error::other("cannot determine plugins from existing cni configuration"));
     };
@@ -217,17 +223,17 @@ fn without_entry(config: &mut Value) -> io::Result<&mut Vec<Value>> {
 }
 
 /// Renders JSON as Go's `json.MarshalIndent` does.
-fn rendered(mut config: Value) -> String {
+fn render(mut config: Value) -> String {
     config.sort_all_objects();
     let text = serde_json::to_string_pretty(&config).unwrap();
     text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
-/// Writes `NAME.install` and renames it.
+/// Writes the file under the name `NAME.install`, and renames it to `NAME`.
 fn replace(path: &Path, content: impl AsRef<[u8]>, mode: u32) -> io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".install");
-    fs::write(&beside, content)?;
-    fs::set_permissions(&beside, fs::Permissions::from_mode(mode))?;
-    fs::rename(beside, path)
+    let mut temp_path = path.as_os_str().to_owned();
+    temp_path.push(".install");
+    fs::write(&temp_path, content)?;
+    fs::set_permissions(&temp_path, fs::Permissions::from_mode(mode))?;
+    fs::rename(temp_path, path)
 }

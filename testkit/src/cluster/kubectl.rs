@@ -6,7 +6,7 @@ use std::thread;
 
 use serde_json::Value;
 
-use crate::child::{checked, must};
+use crate::child::{must, stdout_of};
 
 /// Runs kubectl with the words of a line, and returns its stdout. If kubectl fails, panics with its
 /// stderr.
@@ -47,7 +47,7 @@ pub fn apply(object: &Value) {
 pub fn piped(line: &str, text: &str) -> String {
     let mut command = command(line);
     let output = run_with_stdin(&mut command, text);
-    checked(&command, output)
+    stdout_of(&command, output)
 }
 
 /// Runs a command with `text` as its stdin.

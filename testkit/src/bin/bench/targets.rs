@@ -10,27 +10,28 @@ pub fn targets(rows: &[Row], sizes: &[Size]) -> Vec<Target> {
     if let (Some(copy), Some(version)) = (wall_ms(rows, MESHED_COPY), wall_ms(rows, "VERSION"))
         && version > 0.0
     {
-        let what = format!("{MESHED_COPY}: wall above VERSION, ms");
-        targets.push(target(what, copy - version, 1.0));
+        let figure = format!("{MESHED_COPY}: wall above VERSION, ms");
+        targets.push(target(figure, copy - version, 1.0));
     }
     for row in rows {
-        for (index, (figure, is)) in figures(row).into_iter().enumerate() {
-            if let (Some(is), Some(at_most)) = (is, data["targets"][&row.name][index].as_f64()) {
-                targets.push(target(format!("{}: {figure}", row.name), is, at_most));
+        for (index, (figure, actual)) in figures(row).into_iter().enumerate() {
+            let limit = data["targets"][&row.name][index].as_f64();
+            if let (Some(actual), Some(limit)) = (actual, limit) {
+                targets.push(target(format!("{}: {figure}", row.name), actual, limit));
             }
         }
     }
     for size in sizes {
-        if let Some(at_most) = data["sizes"][&size.name].as_f64() {
+        if let Some(limit) = data["sizes"][&size.name].as_f64() {
             let megabytes = size.bytes as f64 / 1e6;
-            targets.push(target(format!("{}: MB", size.name), megabytes, at_most));
+            targets.push(target(format!("{}: MB", size.name), megabytes, limit));
         }
     }
     targets
 }
 
-fn target(what: String, is: f64, at_most: f64) -> Target {
-    Target { what, is, at_most, holds: is <= at_most }
+fn target(figure: String, actual: f64, limit: f64) -> Target {
+    Target { figure, actual, limit, holds: actual <= limit }
 }
 
 fn wall_ms(rows: &[Row], name: &str) -> Option<f64> {
