@@ -11,6 +11,7 @@ use linkerd2_cni::plugin::fetch_pod::Fetched;
 use linkerd2_cni::plugin::pod_sources::RequestedPod;
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
+use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::pod::skip::runtime_annotations;
 use linkerd2_cni::pod_copy::NodeCopy;
 use linkerd2_cni::redirect::Redirect;
@@ -33,6 +34,7 @@ pub struct Start {
     pub has_capability: bool,
     /// The plugin entry's `strict-annotations`.
     pub strict: bool,
+    /// Whether the node's copy has the pod.
     pub copy: CopyState,
     pub namespace_annotations: Annotations,
     /// Failure of each API request. `None`: the requests succeed.
@@ -79,53 +81,73 @@ impl Start {
         if self.has_capability {
             stdin["runtimeConfig"] = json!({CAPABILITY: self.annotations});
         }
-        let Start { namespace, name, .. } = self;
-        let args = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
+        let args = format!("K8S_POD_NAMESPACE={};K8S_POD_NAME={}", self.namespace, self.name);
         let environment = super::runtime::environment(&args);
         request::read(&environment, &mut stdin.to_string().as_bytes())
             .unwrap_or_else(|refusal| panic!("{refusal:?}"))
     }
 
     fn object(&self) -> Value {
-        let Start { namespace, name, annotations, .. } = self;
         json!({
-            "metadata": {"namespace": namespace, "name": name, "annotations": annotations},
-            "spec": {"containers": containers(&self.containers),
-                "initContainers": containers(&self.init_containers)},
+            "metadata": {
+                "namespace": self.namespace,
+                "name": self.name,
+                "annotations": self.annotations,
+            },
+            "spec": {
+                "containers": containers(&self.containers),
+                "initContainers": containers(&self.init_containers),
+            },
         })
     }
 
+    /// Reads the facts about the pod from the pod object, as the agent and the plugin do.
+    fn facts(&self, pod: &PodRef) -> Result<Decision<PodFacts>, Error> {
+        let object = serde_json::from_value(self.object()).expect("a pod");
+        let mut cluster = FakeCluster {
+            annotations: self.namespace_annotations.clone(),
+            ..FakeCluster::default()
+        };
+        read_facts(object, pod, &mut cluster)
+    }
+
+    fn node_copy(&self, pod: &PodRef) -> NodeCopy {
+        match self.copy {
+            CopyState::Published => {
+                let facts = self.facts(pod).expect("facts");
+                let text = serde_json::to_string(&facts).expect("JSON");
+                NodeCopy::Decides(serde_json::from_str(&text).expect("a copy"))
+            }
+            CopyState::Lacking => NodeCopy::Lacks,
+            CopyState::Unkept => NodeCopy::Unkept,
+        }
+    }
+
+    /// Requests the facts from the scripted API server.
+    fn fetch(&self, pod: &PodRef) -> Fetched {
+        let facts = match self.api_error {
+            Some(failure) => Err(Error::new(failure, "scripted error")),
+            None => self.facts(pod),
+        };
+        Fetched { facts, requests: 1, retries: 0 }
+    }
+
+    /// Decides on the pod as ADD does.
     pub fn decide(&self) -> Result<Decision<Redirect>, Error> {
         let request = self.request();
         assert_eq!(request.command, Command::Add);
         let config = Config::read_leniently(&request.config);
-        let facts = |pod: &PodRef| {
-            let found = serde_json::from_value(self.object()).expect("a pod");
-            let annotations = self.namespace_annotations.clone();
-            read_facts(found, pod, &mut FakeCluster { annotations, ..FakeCluster::default() })
-        };
         let pod = args::parse_pod(&request.args)?.expect("a pod in CNI_ARGS");
         if let Verdict::Skipped(reason) = verdict(&config, &pod, PodView::Incomplete) {
             return Ok(Decision::Skip(reason));
         }
-        let copy = match self.copy {
-            CopyState::Published => {
-                let copy = serde_json::to_string(&facts(&pod).expect("facts")).expect("JSON");
-                NodeCopy::Decides(serde_json::from_str(&copy).expect("a copy"))
-            }
-            CopyState::Lacking => NodeCopy::Lacks,
-            CopyState::Unkept => NodeCopy::Unkept,
+        let requested = RequestedPod {
+            pod: &pod,
+            annotations: runtime_annotations(&request.config),
+            copy: self.node_copy(&pod),
         };
-        let annotations = runtime_annotations(&request.config);
-        let requested = RequestedPod { pod: &pod, annotations, copy };
-        let budget = requested.api_budget(&config, request.command);
-        let fetched = budget.map(|_| {
-            let facts = match self.api_error {
-                Some(failure) => Err(Error::new(failure, "scripted error")),
-                None => facts(&pod),
-            };
-            Fetched { facts, requests: 1, retries: 0 }
-        });
+        let needs_request = requested.api_budget(&config, request.command).is_some();
+        let fetched = if needs_request { Some(self.fetch(&pod)) } else { None };
         let facts = requested.decide(&config, request.command, fetched).facts?;
         match verdict(&config, &pod, PodView::from(&facts)) {
             Verdict::Redirected(resolved) => Ok(Decision::Redirect(resolved.redirect)),
@@ -136,6 +158,8 @@ impl Start {
         }
     }
 
+    /// Fails if the pod has a proxy and starts without redirect rules, unless a documented reason
+    /// applies.
     pub fn assert_not_bare(&self) {
         if let Ok(Decision::Skip(reason)) = self.decide() {
             assert!(
@@ -149,21 +173,30 @@ impl Start {
     /// Whether one of the documented reasons applies: an excluded namespace, the agent's own pod,
     /// or annotations if the containers are unknown.
     fn may_be_skipped(&self) -> bool {
-        let suffix = self.name.strip_prefix("linkerd-cni-");
-        let is_agent =
-            self.namespace == AGENT_NAMESPACE && suffix.is_some_and(|suffix| !suffix.contains('-'));
-        let suggests_proxy = self.annotations.iter().any(|(key, value)| {
-            ["linkerd.io/proxy-version", "linkerd.io/trust-root-sha256"].contains(&key.as_str())
-                || (key == "linkerd.io/created-by" && value.starts_with("linkerd/proxy-injector"))
-        });
+        self.namespace == EXCLUDED || self.is_agent() || self.may_be_skipped_by_annotations()
+    }
+
+    fn is_agent(&self) -> bool {
+        let Some(suffix) = self.name.strip_prefix("linkerd-cni-") else {
+            return false;
+        };
+        self.namespace == AGENT_NAMESPACE && !suffix.contains('-')
+    }
+
+    fn may_be_skipped_by_annotations(&self) -> bool {
         let are_containers_known = match self.copy {
             CopyState::Published => true,
             CopyState::Lacking => self.api_error.is_none(),
             CopyState::Unkept => false,
         };
-        let is_skipped_by_annotations =
-            self.has_capability && !suggests_proxy && !are_containers_known;
-        self.namespace == EXCLUDED || is_agent || is_skipped_by_annotations
+        self.has_capability && !are_containers_known && !self.do_annotations_suggest_proxy()
+    }
+
+    fn do_annotations_suggest_proxy(&self) -> bool {
+        self.annotations.iter().any(|(key, value)| {
+            ["linkerd.io/proxy-version", "linkerd.io/trust-root-sha256"].contains(&key.as_str())
+                || (key == "linkerd.io/created-by" && value.starts_with("linkerd/proxy-injector"))
+        })
     }
 }
 

@@ -37,13 +37,15 @@ pub struct Difference {
 pub fn difference(first: &Rules, second: &Rules, family: Family) -> Option<Difference> {
     let conditions: Vec<&Condition> = first.conditions().chain(second.conditions()).collect();
     for (hook, fields) in [(Chain::Prerouting, &INBOUND[..]), (Chain::Output, &OUTBOUND[..])] {
-        let values: Vec<Vec<Option<u128>>> =
-            fields.iter().map(|field| values(*field, family, &conditions)).collect();
+        let mut values = Vec::new();
+        for field in fields {
+            values.push(distinct_values(*field, family, &conditions));
+        }
         let count: usize = values.iter().map(Vec::len).product();
         assert!(count <= PACKETS_LIMIT, "{count} packets are too many to evaluate");
         for number in 0..count {
-            let packet = packet(number, fields, &values);
-            let ports = [first, second].map(|rules| rules.redirected_to(hook, &packet));
+            let packet = make_packet(number, fields, &values);
+            let ports = [first.redirected_to(hook, &packet), second.redirected_to(hook, &packet)];
             if ports[0] != ports[1] {
                 return Some(Difference { hook, packet, ports });
             }
@@ -53,29 +55,33 @@ pub fn difference(first: &Rules, second: &Rules, family: Family) -> Option<Diffe
 }
 
 /// Returns the packet with this number among all combinations of the fields' values.
-fn packet(mut number: usize, fields: &[Field], values: &[Vec<Option<u128>>]) -> Fields {
+fn make_packet(mut number: usize, fields: &[Field], values: &[Vec<Option<u128>>]) -> Fields {
     let mut packet = Fields::default();
-    for (field, values) in fields.iter().zip(values) {
-        packet[*field as usize] = values[number % values.len()];
-        number /= values.len();
+    for (field, field_values) in fields.iter().zip(values) {
+        packet.set(*field, field_values[number % field_values.len()]);
+        number /= field_values.len();
     }
     packet
 }
 
 /// Returns one value of each group: the values of a group meet the same conditions on the field.
-fn values(field: Field, family: Family, conditions: &[&Condition]) -> Vec<Option<u128>> {
+fn distinct_values(field: Field, family: Family, conditions: &[&Condition]) -> Vec<Option<u128>> {
     let mut field_conditions = conditions.to_vec();
     field_conditions.retain(|condition| condition.field == field);
+    // The values from one start to the next meet the same conditions.
     let mut starts = BTreeSet::from([0]);
-    for (first, last) in field_conditions.iter().flat_map(|condition| &condition.ranges) {
-        starts.extend([*first, last.saturating_add(1)]);
+    for condition in &field_conditions {
+        for (first, last) in &condition.ranges {
+            starts.insert(*first);
+            starts.insert(last.saturating_add(1));
+        }
     }
-    let mut seen = BTreeSet::new();
+    let mut groups = BTreeSet::new();
     let mut values = Vec::new();
-    for start in starts.range(..=largest(field, family)) {
+    for start in starts.range(..=largest_value(field, family)) {
         let conditions_met: Vec<bool> =
             field_conditions.iter().map(|condition| condition.contains(*start)).collect();
-        if seen.insert(conditions_met) {
+        if groups.insert(conditions_met) {
             values.push(Some(*start));
         }
     }
@@ -86,7 +92,7 @@ fn values(field: Field, family: Family, conditions: &[&Condition]) -> Vec<Option
     values
 }
 
-fn largest(field: Field, family: Family) -> u128 {
+fn largest_value(field: Field, family: Family) -> u128 {
     match (field, family) {
         (Field::Protocol, _) => u8::MAX.into(),
         (Field::Port, _) => u16::MAX.into(),

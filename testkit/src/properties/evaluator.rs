@@ -24,9 +24,24 @@ pub enum Field {
     Gid,
 }
 
-/// Fields of the first packet of a connection as numbers, each at the index of its [`Field`].
-/// `None`: the packet has no such field, such as the UID of a packet that comes from outside.
-pub type Fields = [Option<u128>; 7];
+/// Fields of the first packet of a connection as numbers. `None`: the packet has no such field,
+/// such as the UID of a packet that comes from outside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fields([Option<u128>; FIELD_COUNT]);
+
+/// Number of the variants of [`Field`].
+const FIELD_COUNT: usize = 7;
+
+impl Fields {
+    fn get(&self, field: Field) -> Option<u128> {
+        // An array, because a map would slow down the evaluation of millions of packets.
+        self.0[field as usize]
+    }
+
+    pub fn set(&mut self, field: Field, value: Option<u128>) {
+        self.0[field as usize] = value;
+    }
+}
 
 /// The port of a packet that is discarded.
 pub const DISCARDED: u16 = 0;
@@ -140,7 +155,8 @@ impl Rules {
 
 impl Condition {
     fn is_met(&self, packet: &Fields) -> bool {
-        packet[self.field as usize].is_some_and(|number| self.contains(number)) != self.is_negated
+        let is_in_range = packet.get(self.field).is_some_and(|number| self.contains(number));
+        is_in_range != self.is_negated
     }
 
     pub fn contains(&self, number: u128) -> bool {
@@ -153,7 +169,9 @@ fn parse_rule(line: &str) -> Result<Rule, String> {
     let words = split_words(line);
     // The first two words are `-A` and the chain.
     let mut words = words.iter().map(String::as_str).skip(2);
-    let (mut conditions, mut target, mut is_negated) = (Vec::new(), None, false);
+    let mut conditions = Vec::new();
+    let mut target = None;
+    let mut is_negated = false;
     while let Some(option) = words.next() {
         if option == "!" {
             is_negated = true;
@@ -164,39 +182,49 @@ fn parse_rule(line: &str) -> Result<Rule, String> {
             "-m" if ["tcp", "udp", "multiport", "owner", "comment"].contains(&value) => continue,
             "--comment" => continue,
             "-j" => {
-                target = Some(match value {
-                    "RETURN" => Target::Return,
-                    "ACCEPT" => Target::Accept,
-                    "REDIRECT" if words.next() == Some("--to-ports") => {
-                        Target::Redirect(number(words.next().unwrap_or_default())?)
-                    }
-                    "DNAT" if words.next() == Some("--to-destination") => {
-                        Target::Redirect(destination_port(words.next().unwrap_or_default())?)
-                    }
-                    chain => Target::Jump(chain.to_owned()),
-                });
+                target = Some(parse_target(value, &mut words)?);
                 continue;
             }
             "-p" if value == "tcp" => (Field::Protocol, vec![(TCP.into(), TCP.into())]),
             "-p" if value == "udp" => (Field::Protocol, vec![(UDP.into(), UDP.into())]),
-            "-s" => (Field::Source, vec![subnet(value)?]),
-            "-d" => (Field::Destination, vec![subnet(value)?]),
+            "-s" => (Field::Source, vec![parse_subnet(value)?]),
+            "-d" => (Field::Destination, vec![parse_subnet(value)?]),
             "-i" | "-o" if !value.ends_with('+') => {
                 let number = interface_number(value);
                 (Field::Interface, vec![(number, number)])
             }
             "--dport" | "--dports" => {
-                let ranges = value.split(',').map(|ports| range::<u16>(ports, ':'));
+                let ranges = value.split(',').map(|ports| parse_range::<u16>(ports, ':'));
                 (Field::Port, ranges.collect::<Result<_, _>>()?)
             }
-            "--uid-owner" => (Field::Uid, vec![range::<u32>(value, '-')?]),
-            "--gid-owner" => (Field::Gid, vec![range::<u32>(value, '-')?]),
+            "--uid-owner" => (Field::Uid, vec![parse_range::<u32>(value, '-')?]),
+            "--gid-owner" => (Field::Gid, vec![parse_range::<u32>(value, '-')?]),
             _ => return Err(format!("unknown option {option} {value}")),
         };
         conditions.push(Condition { field, ranges, is_negated });
         is_negated = false;
     }
     Ok(Rule { conditions, target: target.ok_or("no target")? })
+}
+
+/// Parses the target of a rule. `options` are the words after the target's name.
+fn parse_target<'a>(
+    name: &str,
+    options: &mut impl Iterator<Item = &'a str>,
+) -> Result<Target, String> {
+    match name {
+        "RETURN" => Ok(Target::Return),
+        "ACCEPT" => Ok(Target::Accept),
+        "REDIRECT" if options.next() == Some("--to-ports") => {
+            let port = parse_number(options.next().unwrap_or_default())?;
+            Ok(Target::Redirect(port))
+        }
+        "DNAT" if options.next() == Some("--to-destination") => {
+            let port = destination_port(options.next().unwrap_or_default())?;
+            Ok(Target::Redirect(port))
+        }
+        chain => Ok(Target::Jump(chain.to_owned())),
+    }
 }
 
 /// Returns the port of a destination on the pod's loopback address. The kernel drops packets to
@@ -206,24 +234,30 @@ fn destination_port(destination: &str) -> Result<u16, String> {
         return Ok(DISCARDED);
     }
     match destination.split_once(':') {
-        Some(("127.0.0.1", port)) => number(port),
+        Some(("127.0.0.1", port)) => parse_number(port),
         _ => Err(format!("unknown destination {destination}")),
     }
 }
 
 /// Parses a number, or two numbers with `separator` in between.
-fn range<T: FromStr + Into<u128>>(text: &str, separator: char) -> Result<Range, String> {
+fn parse_range<T: FromStr + Into<u128>>(text: &str, separator: char) -> Result<Range, String> {
     let (first, last) = text.split_once(separator).unwrap_or((text, text));
-    let (first, last) = (number::<T>(first)?.into(), number::<T>(last)?.into());
-    if first <= last { Ok((first, last)) } else { Err(format!("{text} is reversed")) }
+    let first: u128 = parse_number::<T>(first)?.into();
+    let last: u128 = parse_number::<T>(last)?.into();
+    if first > last {
+        return Err(format!("{text} is reversed"));
+    }
+    Ok((first, last))
 }
 
-fn number<T: FromStr>(text: &str) -> Result<T, String> {
+fn parse_number<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("invalid value {text}"))
 }
 
-fn subnet(text: &str) -> Result<Range, String> {
-    let net: IpNet = number(text)?;
-    let range = (address_number(net.network()), address_number(net.broadcast()));
-    if net == net.trunc() { Ok(range) } else { Err(format!("{text} is not a subnet")) }
+fn parse_subnet(text: &str) -> Result<Range, String> {
+    let net: IpNet = parse_number(text)?;
+    if net != net.trunc() {
+        return Err(format!("{text} is not a subnet"));
+    }
+    Ok((address_number(net.network()), address_number(net.broadcast())))
 }

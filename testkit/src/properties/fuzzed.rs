@@ -8,7 +8,7 @@ use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::Config;
 use linkerd2_cni::kube::types::Pod;
 use linkerd2_cni::plugin::add::prev_result_has_ipv6;
-use linkerd2_cni::pod::annotation::{CREATED_BY, INJECT, TABLE};
+use linkerd2_cni::pod::annotation::{Annotations, CREATED_BY, INJECT, TABLE};
 use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::pod::{Decision, mesh, skip};
 use linkerd2_cni::redirect::Family;
@@ -43,21 +43,22 @@ static CONFIG: LazyLock<Config> = LazyLock::new(|| {
 ///
 /// # Panics
 /// If a value in the response ends the comment of a rule, so that another rule could follow.
-pub fn pod_becomes_rules_or_an_error(answer: &[u8]) {
-    let Ok(found) = serde_json::from_slice::<Pod>(answer) else {
+pub fn pod_becomes_rules_or_an_error(response: &[u8]) {
+    let Ok(pod) = serde_json::from_slice::<Pod>(response) else {
         return;
     };
-    let Ok(Decision::Redirect(proxy)) = mesh::find_proxy(&found) else {
+    let Ok(Decision::Redirect(proxy)) = mesh::find_proxy(&pod) else {
         return;
     };
-    let facts = PodFacts { annotations: found.metadata.annotations, proxy, ..PodFacts::default() };
-    if let Ok(redirect) = CONFIG.redirect(&facts) {
-        for family in [Family::Ipv4, Family::Ipv6] {
-            let script = install_script(&rules(&redirect, family), true, &[]);
-            // A quotation mark or the end of a line in a comment would end the comment.
-            for rule in script.lines().filter(|line| line.starts_with("-A ")) {
-                assert_eq!(rule.matches('"').count(), 2, "{rule}");
-            }
+    let facts = PodFacts { annotations: pod.metadata.annotations, proxy, ..PodFacts::default() };
+    let Ok(redirect) = CONFIG.redirect(&facts) else {
+        return;
+    };
+    for family in [Family::Ipv4, Family::Ipv6] {
+        let script = install_script(&rules(&redirect, family), true, &[]);
+        // A quotation mark or the end of a line in a comment would end the comment.
+        for rule in script.lines().filter(|line| line.starts_with("-A ")) {
+            assert_eq!(rule.matches('"').count(), 2, "{rule}");
         }
     }
 }
@@ -67,9 +68,20 @@ const CONTAINERS: [&[&str]; 4] = [&["app"], &["app", "linkerd-proxy"], &["linker
 /// Returns the key of the annotation that KEY stands for in a line of [`parse_start`]: KEY itself,
 /// or if it is a number, the annotation of Linkerd with this number.
 fn annotation_key(text: &str) -> String {
-    let keys: Vec<&str> = TABLE.iter().map(|row| row.key).chain([INJECT, CREATED_BY]).collect();
-    let number: Option<usize> = text.parse().ok();
-    number.and_then(|number| keys.get(number)).map_or(text, |key| *key).to_owned()
+    let mut keys: Vec<&str> = TABLE.iter().map(|row| row.key).collect();
+    keys.extend([INJECT, CREATED_BY]);
+    if let Ok(number) = text.parse::<usize>()
+        && let Some(key) = keys.get(number)
+    {
+        return (*key).to_owned();
+    }
+    text.to_owned()
+}
+
+/// Whether the runtime could pass this namespace and name in `CNI_ARGS`.
+fn is_pod_name(namespace: &str, name: &str) -> bool {
+    let args = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
+    matches!(args::parse_pod(&args), Ok(Some(_)))
 }
 
 /// Parses a pod and the state that the plugin meets. The lines are:
@@ -83,29 +95,31 @@ fn parse_start(text: &str) -> Option<Start> {
     let mut lines = text.lines();
     let switches = lines.next()?.as_bytes();
     let switch = |index: usize| usize::from(switches.get(index).copied().unwrap_or_default());
-    let (namespace, name) = (lines.next()?.to_owned(), lines.next()?.to_owned());
-    // The plugin decides only on pods with names that it can parse.
-    let pod_args = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
-    args::parse_pod(&pod_args).ok()??;
-    let (mut annotations, mut namespace_annotations) = (Vec::new(), Vec::new());
+    let namespace = lines.next()?;
+    let name = lines.next()?;
+    if !is_pod_name(namespace, name) {
+        return None;
+    }
+    let mut annotations = Annotations::default();
+    let mut namespace_annotations = Annotations::default();
     for line in lines {
-        let (left, value) = line.split_once('=')?;
-        match left.strip_prefix("n:") {
-            Some(left) => namespace_annotations.push((annotation_key(left), value.to_owned())),
-            None => annotations.push((annotation_key(left), value.to_owned())),
-        }
+        let (key, value) = line.split_once('=')?;
+        match key.strip_prefix("n:") {
+            Some(key) => namespace_annotations.insert(annotation_key(key), value.to_owned()),
+            None => annotations.insert(annotation_key(key), value.to_owned()),
+        };
     }
     Some(Start {
-        namespace,
-        name,
-        annotations: annotations.into_iter().collect(),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        annotations,
         containers: CONTAINERS[switch(0) % CONTAINERS.len()].to_vec(),
         init_containers: CONTAINERS[switch(1) % CONTAINERS.len()].to_vec(),
         has_capability: switch(2) % 2 == 0,
         copy: COPY_STATES[switch(3) % COPY_STATES.len()],
         strict: switch(4) % 2 == 1,
-        namespace_annotations: namespace_annotations.into_iter().collect(),
-        api_error: API_ERRORS.get(switch(5) % 8).copied(),
+        namespace_annotations,
+        api_error: Some(API_ERRORS[switch(5) % API_ERRORS.len()]),
     })
 }
 

@@ -28,16 +28,19 @@ impl NatTable {
     /// Applies a script as one transaction: after an error, the table is unchanged.
     pub fn apply(&mut self, script: &str) -> Result<(), String> {
         let body = script.strip_prefix("*nat\n").and_then(|rest| rest.strip_suffix("COMMIT\n"));
-        let mut next = self.clone();
-        for line in body.ok_or("not one transaction on table nat")?.lines() {
-            next.command(line).map_err(|problem| format!("{line}: {problem}"))?;
+        let Some(body) = body else {
+            return Err("not one transaction on table nat".to_owned());
+        };
+        let mut changed_table = self.clone();
+        for line in body.lines() {
+            changed_table.apply_line(line).map_err(|problem| format!("{line}: {problem}"))?;
         }
-        next.rules = Rules::read(&next.listed())?;
-        *self = next;
+        changed_table.rules = Rules::read(&changed_table.list())?;
+        *self = changed_table;
         Ok(())
     }
 
-    fn command(&mut self, line: &str) -> Result<(), String> {
+    fn apply_line(&mut self, line: &str) -> Result<(), String> {
         if let Some(declared) = line.strip_prefix(':') {
             let name = declared.strip_suffix(" - [0:0]").ok_or("not a chain without a policy")?;
             self.chains.insert(name.to_owned(), Vec::new());
@@ -46,14 +49,17 @@ impl NatTable {
         let (command, rest) = line.split_once(' ').ok_or("no argument")?;
         let name = rest.split(' ').next().unwrap_or_default();
         if command == "-N" {
-            let old = self.chains.insert(name.to_owned(), Vec::new());
-            return if old.is_some() { Err("chain exists".to_owned()) } else { Ok(()) };
+            if self.chains.contains_key(name) {
+                return Err("chain exists".to_owned());
+            }
+            self.chains.insert(name.to_owned(), Vec::new());
+            return Ok(());
         }
         let chain = self.chains.get_mut(name).ok_or("no such chain")?;
         let line = format!("-A {rest}");
         match command {
             "-A" => {
-                check(&line)?;
+                check_rule(&line)?;
                 chain.push(line);
             }
             "-D" => {
@@ -70,28 +76,34 @@ impl NatTable {
     }
 
     /// Lists the table like `iptables -S`.
-    fn listed(&self) -> Vec<String> {
-        let chains = self.chains.keys().map(|name| format!("-N {name}"));
-        chains.chain(self.chains.values().flatten().cloned()).collect()
+    fn list(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self.chains.keys().map(|name| format!("-N {name}")).collect();
+        for rules in self.chains.values() {
+            lines.extend_from_slice(rules);
+        }
+        lines
     }
 }
 
-/// Checks what iptables checks: comment, number of ports, and a protocol before ports and
-/// `REDIRECT` or the port of `DNAT`.
-fn check(line: &str) -> Result<(), String> {
-    let (before, rest) = line.split_once(" -m comment --comment \"").ok_or("no comment")?;
+/// Checks what iptables checks in a rule:
+///
+/// - the length of the comment;
+/// - the number of ports;
+/// - a rule with ports, with `REDIRECT` or with a port of `DNAT` has a condition on the protocol.
+fn check_rule(line: &str) -> Result<(), String> {
+    let (conditions, rest) = line.split_once(" -m comment --comment \"").ok_or("no comment")?;
     let (comment, target) = rest.split_once("\" -j ").ok_or("no target")?;
     if comment.len() > COMMENT_LIMIT || comment.contains('"') {
         return Err("invalid comment".to_owned());
     }
-    if let Some((_, ports)) = before.split_once(" --dports ")
+    if let Some((_, ports)) = conditions.split_once(" --dports ")
         && ports.split([',', ':']).count() > PORTS_LIMIT
     {
         return Err("too many ports".to_owned());
     }
-    let has_port = target.starts_with("REDIRECT") || target.contains(":");
-    let needs_tcp = before.contains(" --dport") || has_port;
-    if needs_tcp && !before.contains(" -p tcp") {
+    let has_target_port = target.starts_with("REDIRECT") || target.contains(":");
+    let needs_protocol = conditions.contains(" --dport") || has_target_port;
+    if needs_protocol && !conditions.contains(" -p tcp") {
         return Err("no condition on the protocol".to_owned());
     }
     Ok(())

@@ -9,7 +9,7 @@ use linkerd2_cni::redirect::{Family, Redirect, Subnet, address_number};
 pub use super::evaluator::{DISCARDED, TCP, UDP};
 use super::evaluator::{Field, Fields, interface_number};
 
-/// Addresses in no subnet of the tests.
+/// Addresses in no subnet of the tests: one of IPv4, one of IPv6.
 pub const ANY_SOURCES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7)), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
@@ -82,7 +82,7 @@ impl Packet {
             (Field::Gid, self.socket.map(|(_, gid)| gid.into())),
             (Field::Interface, Some(interface_number(self.interface))),
         ] {
-            fields[field as usize] = number;
+            fields.set(field, number);
         }
         fields
     }
@@ -109,15 +109,18 @@ pub struct Boundaries {
 }
 
 pub fn boundaries(redirect: &Redirect) -> Boundaries {
-    let to_redirect = redirect.ports_to_redirect.iter().copied().map(PortRange::from);
-    let skipped = redirect.skip_inbound.iter().chain(&redirect.skip_outbound).copied();
-    let ports = skipped.chain(to_redirect).flat_map(|PortRange { first, last }| {
-        [first.wrapping_sub(1), first, last, last.wrapping_add(1)]
-    });
-    let (mut sources, mut destinations) = (
-        addresses_around(&redirect.skip_subnets),
-        addresses_around(&redirect.skip_outbound_subnets),
-    );
+    let mut ranges: Vec<PortRange> = Vec::new();
+    ranges.extend(&redirect.skip_inbound);
+    ranges.extend(&redirect.skip_outbound);
+    ranges.extend(redirect.ports_to_redirect.iter().copied().map(PortRange::from));
+    let mut ports = Vec::new();
+    for PortRange { first, last } in ranges {
+        ports.extend([first.wrapping_sub(1), first, last, last.wrapping_add(1)]);
+    }
+    // A port that no list contains.
+    ports.push(8080);
+    let mut sources = addresses_around(&redirect.skip_subnets);
+    let mut destinations = addresses_around(&redirect.skip_outbound_subnets);
     let mut interfaces = Vec::new();
     if !redirect.inner_interfaces.is_empty() {
         interfaces.extend(INNER_INTERFACES);
@@ -133,8 +136,8 @@ pub fn boundaries(redirect: &Redirect) -> Boundaries {
     redirected_destinations.extend(redirected.iter().find(|address| address.is_ipv4()));
     redirected_destinations.extend(redirected.iter().find(|address| address.is_ipv6()));
     Boundaries {
+        ports,
         redirected_destinations,
-        ports: ports.chain([8080]).collect(),
         sources,
         destinations,
         interfaces,
@@ -156,18 +159,22 @@ fn ids_around(id: Option<u32>) -> Vec<u32> {
 fn addresses_around(subnets: &[Subnet]) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
     for subnet in subnets {
-        let (first, last) = (subnet.net.network(), subnet.net.broadcast());
-        addresses.extend([shifted(first, u128::MAX), first, last, shifted(last, 1)]);
+        let first = subnet.net.network();
+        let last = subnet.net.broadcast();
+        addresses.extend([add(first, MINUS_ONE), first, last, add(last, 1)]);
         for byte in 0..16 {
             // An address that differs from the first one in one bit of this byte.
-            addresses.push(shifted(first, 1 << (8 * byte)));
+            addresses.push(add(first, 1 << (8 * byte)));
         }
     }
     addresses.extend(ANY_SOURCES);
     addresses
 }
 
-fn shifted(address: IpAddr, distance: u128) -> IpAddr {
+/// Distance to the address before, as the sum wraps around.
+const MINUS_ONE: u128 = u128::MAX;
+
+fn add(address: IpAddr, distance: u128) -> IpAddr {
     match address {
         IpAddr::V4(address) => {
             Ipv4Addr::from_bits(address.to_bits().wrapping_add(distance as u32)).into()
@@ -179,47 +186,59 @@ fn shifted(address: IpAddr, distance: u128) -> IpAddr {
 /// Returns packets with all combinations of these values. Outbound packets vary either in the user
 /// or in the destination, because no rule has conditions on both.
 pub fn boundary_packets(boundaries: &Boundaries) -> Vec<Packet> {
-    let Boundaries {
-        ports,
-        sources,
-        destinations,
-        redirected_destinations,
-        interfaces,
-        uids,
-        gids,
-    } = boundaries;
     let mut packets = Vec::new();
-    for &port in ports {
-        for &source in sources {
+    for &port in &boundaries.ports {
+        for &source in &boundaries.sources {
             let inbound = Packet::inbound(source, port);
             packets.push(Packet { protocol: UDP, ..inbound.clone() });
             packets.push(inbound);
         }
-        let any_source = |destination: &IpAddr| ANY_SOURCES[usize::from(destination.is_ipv6())];
-        let by_destination = destinations.iter().map(|to| (any_source(to), *to));
-        let by_source =
-            sources.iter().flat_map(|from| redirected_destinations.iter().map(|to| (*from, *to)));
-        for (source, destination) in by_destination.chain(by_source) {
-            if source.is_ipv4() != destination.is_ipv4() {
-                continue;
-            }
-            for &interface in interfaces {
-                let inner = Packet::from_inside(interface, source, destination, port);
-                packets.push(Packet { protocol: UDP, ..inner.clone() });
-                packets.push(inner);
-            }
-        }
-        let users = uids.iter().flat_map(|&uid| gids.iter().map(move |&gid| (uid, gid)));
-        let by_user = users.flat_map(|user| {
-            redirected_destinations.iter().map(move |&destination| (destination, user))
-        });
-        let by_destination = destinations.iter().map(|&destination| (destination, (0, 0)));
-        for (destination, user) in by_user.chain(by_destination) {
-            let outbound = Packet::outbound(destination, port, user);
-            packets.push(Packet { interface: "lo", ..outbound.clone() });
-            packets.push(Packet { protocol: UDP, ..outbound.clone() });
-            packets.push(outbound);
-        }
+        add_inner_packets(boundaries, port, &mut packets);
+        add_outbound_packets(boundaries, port, &mut packets);
     }
     packets
+}
+
+/// Adds packets of a network inside the pod. They vary either in the source or in the destination.
+fn add_inner_packets(boundaries: &Boundaries, port: u16, packets: &mut Vec<Packet>) {
+    let mut pairs = Vec::new();
+    for &destination in &boundaries.destinations {
+        let source = if destination.is_ipv4() { ANY_SOURCES[0] } else { ANY_SOURCES[1] };
+        pairs.push((source, destination));
+    }
+    for &source in &boundaries.sources {
+        for &destination in &boundaries.redirected_destinations {
+            if source.is_ipv4() == destination.is_ipv4() {
+                pairs.push((source, destination));
+            }
+        }
+    }
+    for (source, destination) in pairs {
+        for &interface in &boundaries.interfaces {
+            let inner = Packet::from_inside(interface, source, destination, port);
+            packets.push(Packet { protocol: UDP, ..inner.clone() });
+            packets.push(inner);
+        }
+    }
+}
+
+/// Adds packets that processes of the pod send. They vary either in the user or in the destination.
+fn add_outbound_packets(boundaries: &Boundaries, port: u16, packets: &mut Vec<Packet>) {
+    let mut pairs = Vec::new();
+    for &uid in &boundaries.uids {
+        for &gid in &boundaries.gids {
+            for &destination in &boundaries.redirected_destinations {
+                pairs.push((destination, (uid, gid)));
+            }
+        }
+    }
+    for &destination in &boundaries.destinations {
+        pairs.push((destination, (0, 0)));
+    }
+    for (destination, user) in pairs {
+        let outbound = Packet::outbound(destination, port, user);
+        packets.push(Packet { interface: "lo", ..outbound.clone() });
+        packets.push(Packet { protocol: UDP, ..outbound.clone() });
+        packets.push(outbound);
+    }
 }

@@ -12,6 +12,7 @@ use crate::cni;
 
 pub const POD: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
 
+/// Calls ADD in this process. Returns what the plugin prints: a result, or an error object.
 pub fn add(args: &str, stdin: &[u8]) -> Result<String, String> {
     // With a subscriber in place, the plugin does not start its own log. From the second call on
     // this fails, because the subscriber is already there.
@@ -35,15 +36,17 @@ pub fn environment(args: &str) -> impl Fn(&str) -> Option<OsString> {
 /// Whether `stdout` is a CNI result or error object. Only the members that this plugin writes are
 /// checked, because the other members come from the plugins before it.
 pub fn is_cni_output(stdout: &Result<String, String>) -> bool {
-    let (text, texts): (_, &[&str]) = match stdout {
-        Ok(text) => (text, &["cniVersion"]),
-        Err(text) => (text, &["cniVersion", "msg"]),
-    };
+    let (Ok(text) | Err(text)) = stdout;
     // The values are not decoded, because a number may be too large for any type of Rust.
-    let object: Result<BTreeMap<String, &RawValue>, _> = serde_json::from_str(text);
-    let is_string = |value: &&RawValue| value.get().starts_with('"');
-    object.is_ok_and(|object| {
-        let has_code = stdout.is_ok() || object.contains_key("code");
-        has_code && texts.iter().all(|key| object.get(*key).is_some_and(is_string))
-    })
+    let Ok(object) = serde_json::from_str::<BTreeMap<String, &RawValue>>(text) else {
+        return false;
+    };
+    let has_string = |key: &str| match object.get(key) {
+        Some(value) => value.get().starts_with('"'),
+        None => false,
+    };
+    match stdout {
+        Ok(_) => has_string("cniVersion"),
+        Err(_) => has_string("cniVersion") && has_string("msg") && object.contains_key("code"),
+    }
 }
