@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::cni::upstream_entry;
-use crate::helm::{Render, with, yaml};
+use crate::helm::{Render, render, yaml};
 
 #[test]
 fn the_plugin_configuration_has_upstreams_keys_and_more() {
@@ -12,12 +12,12 @@ fn the_plugin_configuration_has_upstreams_keys_and_more() {
     let linkerd = &mut expected["linkerd"];
     linkerd["iptables-mode"] = json!("auto");
     linkerd["agent-namespace"] = json!("linkerd-cni");
-    assert_eq!(with(json!({})).plugin(), expected);
+    assert_eq!(render(json!({})).plugin(), expected);
 }
 
 #[test]
 fn the_agent_has_upstreams_environment_and_mounts_and_its_own_directory() {
-    let objects = with(json!({}));
+    let objects = render(json!({}));
     let agent = objects.container("install-cni");
     let upstream = yaml(include_str!("cases.yaml"))["agent"].take();
     assert_eq!(agent["env"].as_array().unwrap()[..4], upstream["env"].as_array().unwrap()[..]);

@@ -6,14 +6,14 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::helm::{chart, files, helm, read, with, yaml};
+use crate::helm::{chart, files, helm, read, render, yaml};
 use crate::records::leaves;
 
 #[test]
 fn the_default_image_tag_is_the_crate_version() {
     let metadata = yaml(&read(chart().join("Chart.yaml")));
     assert_eq!(metadata["appVersion"], concat!("v", env!("CARGO_PKG_VERSION")));
-    let objects = with(json!({"repairController": {"enabled": true}}));
+    let objects = render(json!({"repairController": {"enabled": true}}));
     let annotated = yaml(metadata["annotations"]["artifacthub.io/images"].as_str().unwrap());
     let annotated: Vec<_> = annotated.as_array().unwrap().iter().map(|i| &i["image"]).collect();
     for container in objects.pod()["spec"]["containers"].as_array().unwrap() {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use testkit::table;
 
 use crate::commands::{self, Shown};
-use crate::helm::{Objects, chart, files_below, helm, read, with, yaml};
+use crate::helm::{Objects, chart, files_below, helm, read, render, yaml};
 
 #[test]
 fn each_documented_command_is_shown_to_work_or_says_why_not() {
@@ -105,7 +105,7 @@ fn manifests_for_argo_cd_and_flux_admit_the_agent_in_their_namespace() {
         let path = path.as_str().unwrap().trim_start_matches("./");
         assert!(testkit::repository().join(path).join("Chart.yaml").exists(), "{path}");
         assert_eq!((release, namespace), (&json!("linkerd-cni"), &json!("linkerd-cni")));
-        let objects = with(values.clone());
+        let objects = render(values.clone());
         let image = objects.container("install-cni")["image"].as_str().unwrap();
         assert!(image.starts_with("registry.example.com/linkerd/cni-plugin:v"), "{image}");
     }
@@ -135,7 +135,7 @@ fn the_argo_cd_project_permits_the_charts_objects_and_no_other_kind() {
     }
     values["networkAttachmentDefinition"] = json!({"enabled": true, "annotatePods": true});
     let mut kinds = BTreeSet::from([("".to_owned(), "Namespace".to_owned())]);
-    for object in with(values).0 {
+    for object in render(values).0 {
         let [version, kind] = ["apiVersion", "kind"].map(|key| object[key].as_str().unwrap());
         let namespace = &object["metadata"]["namespace"];
         if namespace.is_null() {
@@ -198,7 +198,10 @@ fn the_documented_migrations_lead_from_upstreams_chart_to_the_manifests() {
             assert_eq!(after, expected);
         }
         let new = side_of_diff(diff, '-')["spec"].pointer(place).unwrap().clone();
-        assert_eq!(with(new).plugin()["linkerd"]["outbound-ports-to-ignore"], json!(["25", "443"]));
+        assert_eq!(
+            render(new).plugin()["linkerd"]["outbound-ports-to-ignore"],
+            json!(["25", "443"])
+        );
     }
 }
 
@@ -234,7 +237,7 @@ fn the_agent_removes_the_documented_startup_taint_of_karpenter() {
     let spec = &found.get("NodePool")["spec"]["template"]["spec"];
     let taint = &spec["startupTaints"][0];
     assert_eq!((spec.get("taints"), &taint["effect"]), (None, &json!("NoExecute")));
-    let objects = with(json!({"startupTaint": taint["key"]}));
+    let objects = render(json!({"startupTaint": taint["key"]}));
     let removed = objects.variable("install-cni", "LINKERD_CNI_STARTUP_TAINT");
     assert_eq!(removed, taint["key"]);
     let page = read(testkit::repository().join("docs/startup-taint.md"));
@@ -247,7 +250,7 @@ fn the_documented_policy_exceptions_admit_exactly_what_the_agents_pods_need() {
     let spec = &found.get("PolicyException")["spec"];
     let exceptions = spec["exceptions"].as_array().unwrap();
     let named: Vec<_> = exceptions.iter().map(|exception| &exception["policyName"]).collect();
-    let objects = with(json!({}));
+    let objects = render(json!({}));
     assert_eq!(named, ["disallow-host-path", "disallow-capabilities"]);
     let pod = objects.pod().to_string();
     for violation in [r#""hostPath":{"#, r#""add":["#] {

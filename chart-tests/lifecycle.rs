@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::helm::{Objects, Render, chart, read, with, yaml};
+use crate::helm::{Objects, Render, chart, read, render, yaml};
 
 fn upstreams_values() -> Value {
     yaml(&read(testkit::repository().join("chart-tests/values/upstream.yaml")))
@@ -32,7 +32,7 @@ fn values_of_upstreams_chart_render_this_charts_pods() {
     let error = over_values(&upstream).text().unwrap_err();
     assert!(error.contains("image.version: v1.7.0-alpha.1 is upstream's image"), "{error}");
     upstream["image"]["version"] = json!("");
-    let [reused, reset] = [over_values(&upstream).objects(), with(upstream.clone())];
+    let [reused, reset] = [over_values(&upstream).objects(), render(upstream.clone())];
     assert_eq!((reused.plugin(), reused.pod()), (reset.plugin(), reset.pod()));
     for objects in [reused, reset] {
         // Upstream's chart sets this value, so that Helm cannot tell the value from one of the
@@ -73,10 +73,10 @@ fn a_new_chart_version_with_the_same_image_does_not_replace_pods() {
         Render::new().with_file("Chart.yaml", &changed).values(&values).objects()
     };
     let next = bumped("\nversion: ", "\nversion: 9", json!({}));
-    assert_eq!(next.pod(), with(json!({})).pod());
-    assert_ne!(next.0, with(json!({})).0, "no object has the chart's version");
+    assert_eq!(next.pod(), render(json!({})).pod());
+    assert_ne!(next.0, render(json!({})).0, "no object has the chart's version");
 
     let pinned = json!({"image": {"version": "v2.0.0-alpha.1"}});
     let next = bumped("appVersion: \"v", "appVersion: \"v9", pinned.clone());
-    assert_eq!(next.pod(), with(pinned).pod());
+    assert_eq!(next.pod(), render(pinned).pod());
 }

@@ -7,11 +7,11 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::helm::{Objects, chart, read, with, yaml};
+use crate::helm::{Objects, chart, read, render, yaml};
 use testkit::repository;
 
 fn alerts() -> Objects {
-    with(json!({"prometheusRule": {"enabled": true}}))
+    render(json!({"prometheusRule": {"enabled": true}}))
 }
 
 fn rules(objects: &Objects) -> Vec<Value> {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use crate::commands;
-use crate::helm::{chart, files_below, read, with};
+use crate::helm::{chart, files_below, read, render};
 use crate::schema::without_effect;
 use testkit::repository;
 
@@ -125,7 +125,7 @@ fn no_documented_command_installs_upstreams_chart_by_mistake() {
 #[test]
 fn every_startup_taint_has_cluster_autoscalers_prefix() {
     const KEY: &str = "startup-taint.cluster-autoscaler.kubernetes.io/linkerd-cni";
-    with(json!({"startupTaint": KEY}));
+    render(json!({"startupTaint": KEY}));
     let section = read(repository().join("docs/startup-taint.md"));
     let rows: Vec<_> = section.lines().filter(|line| line.starts_with("| ")).skip(2).collect();
     assert!(rows.len() >= 6 && rows.iter().all(|row| row.contains(KEY)), "{rows:?}");

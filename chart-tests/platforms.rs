@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::helm::{Render, chart, files, platforms, read, with, yaml};
+use crate::helm::{Render, chart, files, platforms, read, render, yaml};
 use crate::schema::schema;
 
 #[test]
 fn a_platform_name_renders_the_same_as_its_values_file() {
     for (name, file) in platforms() {
         let by_file = Render::new().file(&file).objects();
-        assert_eq!(with(json!({"platform": name})).0, by_file.0, "{name}");
+        assert_eq!(render(json!({"platform": name})).0, by_file.0, "{name}");
     }
 }
 
@@ -45,7 +45,7 @@ fn each_required_term_of_a_users_affinity_gets_the_platforms_expressions() {
                 ]}}),
             ),
         ] {
-            let objects = with(json!({"platform": platform, "nodeAffinity": given}));
+            let objects = render(json!({"platform": platform, "nodeAffinity": given}));
             let affinity = &objects.pod()["spec"]["affinity"]["nodeAffinity"];
             assert_eq!(*affinity, expected, "{platform}: {name}");
         }
@@ -90,8 +90,8 @@ fn the_platform_wins_over_the_defaults_of_upstreams_chart() {
     };
     let data = upgraded("k3s").get("ConfigMap")["data"].clone();
     assert_eq!(data["dest_cni_bin_dir"], "/var/lib/rancher/k3s/data/cni");
-    assert!(upgraded("gke").have("ResourceQuota"));
-    assert!(upgraded("openshift").have("NetworkAttachmentDefinition"));
+    assert!(upgraded("gke").has_kind("ResourceQuota"));
+    assert!(upgraded("openshift").has_kind("NetworkAttachmentDefinition"));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use fakes::{Fakes, Ran};
 use serde::Deserialize;
 use testkit::table;
 
-use crate::helm::{read, with, yaml};
+use crate::helm::{read, render, yaml};
 
 const TABLES: &str = include_str!("quickstart/cases.yaml");
 const DOWN: [&str; 3] = ["--down", "--context", "prod"];
@@ -207,7 +207,7 @@ fn the_release_uses_the_given_tag_or_digest() {
         let ran = fakes.run(&["--context", "prod", "--image", image]);
         assert!(ran.success, "{image}: {ran:?}");
         let values = yaml(&read(fakes.cache().join("quickstart/values.json")));
-        assert_eq!(with(values).container("install-cni")["image"], rendered, "{image}");
+        assert_eq!(render(values).container("install-cni")["image"], rendered, "{image}");
     }
 }
 

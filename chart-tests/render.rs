@@ -23,7 +23,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use helm::{Render, ci_values, platforms, with, yaml};
+use helm::{Render, ci_values, platforms, render, yaml};
 use testkit::chart as helm;
 use testkit::{cni, documented as commands};
 
@@ -79,7 +79,7 @@ fn helm_3_and_helm_4_render_the_same_bytes() {
 fn no_field_is_null() {
     let nested = yaml(include_str!("cases.yaml"))["nulls"].take();
     let of_ci = ci_values().into_iter().map(|file| Render::new().file(&file).objects());
-    for objects in of_ci.chain([with(nested)]) {
+    for objects in of_ci.chain([render(nested)]) {
         let text = json!(objects.0).to_string();
         for null in ["\":null", "[null", ",null"] {
             assert!(!text.contains(null), "{null} in {text}");

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use testkit::table::{self, RowName};
 
-use crate::helm::{Objects, Render, ci_values, read, values, with};
+use crate::helm::{Objects, Render, ci_values, read, render, values};
 
 const TABLES: &str = include_str!("cases.yaml");
 
@@ -64,7 +64,7 @@ fn permissions(objects: &Objects) -> Vec<[String; 3]> {
 
 #[test]
 fn every_permission_of_the_chart_is_explained() {
-    let mut uses: Vec<_> = uses().map(|(_, values)| with(values)).collect();
+    let mut uses: Vec<_> = uses().map(|(_, values)| render(values)).collect();
     // Every value is set in one of them, also a value that enables a new feature.
     uses.extend(ci_values().iter().map(|file| Render::new().file(file).objects()));
     let rendered: BTreeSet<_> = uses.iter().flat_map(permissions).collect();
@@ -81,7 +81,7 @@ fn every_permission_of_the_chart_is_explained() {
 fn every_capability_and_host_directory_of_the_chart_is_explained() {
     let (mut capabilities, mut directories) = (BTreeSet::new(), BTreeSet::new());
     for (_name, values) in uses() {
-        let objects = with(values);
+        let objects = render(values);
         let pod = &objects.pod()["spec"];
         assert!(pod.get("initContainers").is_none());
         let volumes = pod["volumes"].as_array().unwrap();
@@ -153,7 +153,7 @@ fn the_policy_for_multus_uses_a_version_that_the_api_server_serves() {
             assert_eq!(objects.get(kind)["apiVersion"], api, "{name}");
         }
     }
-    assert!(!with(json!({})).have("MutatingAdmissionPolicy"));
+    assert!(!render(json!({})).has_kind("MutatingAdmissionPolicy"));
 }
 
 /// The policies of Kyverno have the fields of a MutatingAdmissionPolicy.
@@ -182,8 +182,8 @@ fn documented_commands_print_the_objects_that_rbac_create_false_omits() {
     for (name, values) in uses() {
         let mut without = values.clone();
         without["rbac"] = json!({"create": false});
-        let without = with(without).0;
-        let mut left_out = with(values.clone()).0;
+        let without = render(without).0;
+        let mut left_out = render(values.clone()).0;
         left_out.retain(|object| !without.contains(object));
         let mut printed = Vec::new();
         for pattern in &patterns {

@@ -49,12 +49,17 @@ pub fn platforms() -> Vec<(String, PathBuf)> {
 
 /// Returns the files with this extension in a directory and in its subdirectories, sorted.
 pub fn files_below(directory: &Path, extension: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
-    let (directories, mut found): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
-    found.retain(|path| path.extension().is_some_and(|found| found == extension));
-    found.extend(directories.iter().flat_map(|path| files_below(path, extension)));
-    found.sort();
-    found
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(files_below(&path, extension));
+        } else if path.extension().is_some_and(|end| end == extension) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files
 }
 
 /// Runs `helm`. Panics if helm is not installed, because a skipped test would prove nothing.
@@ -158,6 +163,7 @@ impl Render {
         self
     }
 
+    /// Runs a command of helm on the chart. Returns its stdout, or its stderr if it fails.
     fn run(&self, command: &[&str]) -> Result<String, String> {
         let mut arguments = command.to_vec();
         arguments.extend(["linkerd-cni", self.chart.to_str().unwrap()]);
@@ -176,13 +182,13 @@ impl Render {
             arguments.extend(["--values", values.to_str().unwrap()]);
         }
         let output = run(self.helm, &arguments);
-        let output = if output.status.success() {
+        let result = if output.status.success() {
             Ok(String::from_utf8(output.stdout).unwrap())
         } else {
             Err(String::from_utf8(output.stderr).unwrap())
         };
-        OUTPUTS.lock().unwrap().insert(key, output.clone());
-        output
+        OUTPUTS.lock().unwrap().insert(key, result.clone());
+        result
     }
 
     pub fn text(&self) -> Result<String, String> {
@@ -224,10 +230,11 @@ impl Objects {
         panic!("no {kind} {name}")
     }
 
-    pub fn have(&self, kind: &str) -> bool {
+    pub fn has_kind(&self, kind: &str) -> bool {
         self.0.iter().any(|object| object["kind"] == kind)
     }
 
+    /// Returns the value of an environment variable. Null if the container has no such variable.
     pub fn variable(&self, container: &str, name: &str) -> Value {
         let env = self.container(container)["env"].as_array().unwrap();
         let found = env.iter().find(|variable| variable["name"] == name);
@@ -244,6 +251,7 @@ impl Objects {
         found.unwrap_or_else(|| panic!("no container {name}"))
     }
 
+    /// Returns the plugin entry.
     pub fn plugin(&self) -> Value {
         let config = self.get_by_name("ConfigMap", "linkerd-cni-config");
         let text = &config["data"]["cni_network_config"];
@@ -261,13 +269,6 @@ pub fn values(text: &str) -> Value {
     yaml(&format!("{{{text}}}"))
 }
 
-pub fn with(values: Value) -> Objects {
+pub fn render(values: Value) -> Objects {
     Render::new().values(&values).objects()
-}
-
-pub fn rejection(values: &Value) -> String {
-    match Render::new().values(values).text() {
-        Ok(_) => panic!("accepted: {values}"),
-        Err(error) => error,
-    }
 }
