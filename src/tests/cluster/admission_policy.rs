@@ -13,7 +13,7 @@ use testkit::table;
 
 use crate::chart::Applied;
 use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::kubectl::{piped, run_with_stdin};
+use crate::kubectl::{kubectl_with_stdin, run_with_stdin};
 use crate::node::Node;
 use crate::pods::{command, field, kubectl, until_account};
 use crate::quickstart::delete_release_namespace;
@@ -182,7 +182,7 @@ fn objects() -> OnDrop<impl FnMut()> {
 fn reset() {
     let force = "--ignore-not-found --force --grace-period=0";
     kubectl(&format!("delete pod {OWN} {OTHER} -n {NAMESPACE} {force}"));
-    piped("apply -f -", OBJECTS);
+    kubectl_with_stdin("apply -f -", OBJECTS);
 }
 
 fn apply_chart(mode: &str, value: &str, audiences: &Value) -> Applied {

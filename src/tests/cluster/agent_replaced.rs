@@ -10,7 +10,7 @@ use testkit::cluster::leftovers::remove_leftovers;
 
 use crate::agent::{
     KUBECONFIG, Paused, agent, delete_by_force, find_agent, is_ready, kill_agent, process_of,
-    revoke_token, rolled_out, token, token_in, until_rejected, with_token,
+    revoke_token, token, token_in, until_rejected, wait_for_rollout, with_token,
 };
 use crate::burst::{self, validating_pod};
 use crate::outage::{create_all, marked, redirected};
@@ -34,21 +34,21 @@ fn meshed_pods_start_redirected_while_the_agent_is_replaced_or_killed() {
         entry["linkerd"]["inbound-ports-to-ignore"].to_string().contains("\"9999\"")
     };
     let watcher = Watcher::start();
-    burst::of_any_origin("helm upgrade with other values", || {
+    burst::start_mixed_pods_during("helm upgrade with other values", || {
         helm.run("upgrade", &["--set", "ignoreInboundPorts=9999"]);
     });
     assert!(is_ignored());
-    burst::during("helm rollback to the first values", || {
+    burst::start_annotated_pods_during("helm rollback to the first values", || {
         helm.rollback(&["--wait"]);
-        rolled_out();
+        wait_for_rollout();
     });
     assert!(!is_ignored());
     watcher.finish().assert_always_installed("upgrade and rollback with other values");
-    burst::of_any_origin("kubectl rollout restart", || {
+    burst::start_mixed_pods_during("kubectl rollout restart", || {
         kubectl("rollout restart daemonset/linkerd-cni -n linkerd-cni");
-        rolled_out();
+        wait_for_rollout();
     });
-    burst::during("SIGKILL of the agent", kill_agent);
+    burst::start_annotated_pods_during("SIGKILL of the agent", kill_agent);
     let still = fs::metadata(binary).unwrap().modified().unwrap();
     assert_eq!(still, written, "an unchanged plugin binary is not written again");
 

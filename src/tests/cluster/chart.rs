@@ -6,11 +6,10 @@ use std::thread;
 
 use serde_json::json;
 
-use crate::agent::rolled_out;
+use crate::agent::wait_for_rollout;
 use crate::connections::{
-    a_native_sidecar_passes_the_validator_and_proxies,
-    connections_go_through_the_proxy_where_they_should, linkerd_check_finds_what_it_looks_up,
-    pods_started_after_an_upgrade_follow_it,
+    assert_connections_are_redirected, assert_linkerd_check_passes,
+    assert_native_sidecar_is_redirected, assert_new_pods_skip_port_9999,
 };
 use crate::documented::{Shell, on_page};
 use crate::extension::{
@@ -18,7 +17,7 @@ use crate::extension::{
     the_namespace_passes_the_checks_before_an_installation,
 };
 use crate::helm::{Helm, NAMESPACE};
-use crate::kubectl::{command, field, kubectl, piped, run_with_stdin};
+use crate::kubectl::{command, field, kubectl, kubectl_with_stdin, run_with_stdin};
 use crate::node::Node;
 use crate::scene::Scene;
 use crate::until::until;
@@ -33,12 +32,12 @@ fn install_upgrade_and_uninstall_redirect_pods_and_restore_the_node() {
 
     helm.run("install", &[]);
     assert_eq!(required_network_plugins(), "true");
-    linkerd_check_finds_what_it_looks_up();
-    connections_go_through_the_proxy_where_they_should(pods);
+    assert_linkerd_check_passes();
+    assert_connections_are_redirected(pods);
     for name in ["meshed", "unmeshed"] {
         assert_eq!(node.api_requests(name), 0, "API requests for the pod {name}");
     }
-    a_native_sidecar_passes_the_validator_and_proxies(pods);
+    assert_native_sidecar_is_redirected(pods);
     linkerd_cni_reports_a_healthy_cluster_and_explains_a_pod(pods);
     passes_its_own_test(helm);
     the_api_server_accepts_every_use_of_the_chart(helm);
@@ -57,12 +56,12 @@ fn install_upgrade_and_uninstall_redirect_pods_and_restore_the_node() {
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
     assert_rights("linkerd-cni", &[more, repair].concat(), &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "debug");
-    pods_started_after_an_upgrade_follow_it(pods);
+    assert_new_pods_skip_port_9999(pods);
 
     helm.rollback(&["--wait", "--timeout=60s"]);
     assert_rights("linkerd-cni", &everywhere, &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "info");
-    linkerd_check_finds_what_it_looks_up();
+    assert_linkerd_check_passes();
     scene.uninstall();
 }
 
@@ -89,9 +88,9 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     let objects = script("install-cni", &["--skip-inbound-ports", "9999", "--set", policy]);
     let fewer = script("install-cni", &["--set", "repairController.enabled=false"]);
     let _applied = Applied(script("install-cni", &[]));
-    piped("apply -f -", &objects);
-    rolled_out();
-    linkerd_check_finds_what_it_looks_up();
+    kubectl_with_stdin("apply -f -", &objects);
+    wait_for_rollout();
+    assert_linkerd_check_passes();
     let ports = node.linkerd_entry()["linkerd"]["inbound-ports-to-ignore"].clone();
     assert_eq!(ports, json!(["4191", "4190", "9999"]));
     assert!(labelled().contains("clusterrole.rbac.authorization.k8s.io/linkerd-cni-repair"));
@@ -104,12 +103,15 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     assert!(report.contains("; grant this right to the user, or choose another user"), "{report}");
 
     let allowed = script("install-cni", &["--prune-allowlist"]);
-    piped(&format!("apply --prune -l linkerd.io/cni-resource=true {allowed} -f -"), &fewer);
-    rolled_out();
+    kubectl_with_stdin(
+        &format!("apply --prune -l linkerd.io/cni-resource=true {allowed} -f -"),
+        &fewer,
+    );
+    wait_for_rollout();
     let left = labelled();
     let is_pruned = |name: &String| name.contains("repair") || name.contains("networkpolicy");
     assert!(!left.iter().any(is_pruned), "{left:?}");
-    linkerd_check_finds_what_it_looks_up();
+    assert_linkerd_check_passes();
 
     let is_run = |text: &str| {
         let lacks = ["network-attachment-definitions", "podmonitors"];
@@ -156,7 +158,7 @@ fn the_api_server_accepts_every_use_of_the_chart(helm: &Helm) {
     // As helm, which owns the release's fields, so that fields that are missing in a use are
     // removed.
     let dry = "apply --server-side --field-manager=helm --force-conflicts --dry-run=server --validate=strict -f -";
-    let printed = piped(dry, &all);
+    let printed = kubectl_with_stdin(dry, &all);
     let daemonsets = printed.lines().filter(|line| line.starts_with("daemonset.apps/"));
     assert_eq!(daemonsets.count(), files.len(), "{printed}");
     kubectl("delete serviceaccount cni-agent -n linkerd-cni");
@@ -205,7 +207,7 @@ pub struct Applied(pub String);
 impl Applied {
     pub fn new(manifest: impl Into<String>) -> Applied {
         let applied = Applied(manifest.into());
-        piped("apply -f -", &applied.0);
+        kubectl_with_stdin("apply -f -", &applied.0);
         applied
     }
 }

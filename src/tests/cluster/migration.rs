@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 use testkit::upstream_agent::UpstreamAgent;
 
-use crate::agent::{agent, find_agent, is_ready, rolled_out};
+use crate::agent::{agent, find_agent, is_ready, wait_for_rollout};
 use crate::burst;
 use crate::restore_time::RestoreTime;
 use crate::scene::Scene;
@@ -73,7 +73,7 @@ fn an_upgrade_from_upstreams_agent_and_the_rollback_strand_no_pod() {
     until_within(WAIT, "upstream's entry", || node.entry().is_some());
 
     let gaps = Gaps::watch();
-    burst::with_retries("helm upgrade from upstream's agent", || {
+    burst::start_validated_pods_during("helm upgrade from upstream's agent", || {
         helm.run("upgrade", &["--reset-then-reuse-values"]);
         until_within(WAIT, "the entry is this chart's", || {
             node.entry().is_some_and(|entry| entry["linkerd"]["iptables-mode"] == "auto")
@@ -86,10 +86,10 @@ fn an_upgrade_from_upstreams_agent_and_the_rollback_strand_no_pod() {
     let gaps = Gaps::watch();
     let upgraded = agent().pod;
     let mut upstream = None;
-    burst::with_retries("helm rollback to upstream's agent", || {
+    burst::start_validated_pods_during("helm rollback to upstream's agent", || {
         helm.rollback(&[]);
         upstream = Some(upstreams_agent(Some(&upgraded)));
-        rolled_out();
+        wait_for_rollout();
     });
     gaps.assert_short("helm rollback to upstream's agent");
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "nft");

@@ -10,12 +10,12 @@ use serde_json::json;
 use testkit::cluster::leftovers::remove_leftovers;
 
 use crate::agent::{
-    KUBECONFIG, Paused, agent, delete_by_force, find_agent, is_agent, is_ready, rolled_out,
-    until_rejected,
+    KUBECONFIG, Paused, agent, delete_by_force, find_agent, is_agent, is_ready, until_rejected,
+    wait_for_rollout,
 };
 use crate::burst;
 use crate::chart::passes_its_own_test;
-use crate::connections::linkerd_check_finds_what_it_looks_up;
+use crate::connections::assert_linkerd_check_passes;
 use crate::node::pid_of;
 use crate::pods::kubectl;
 use crate::quickstart::quickstart_refuses_a_cluster_that_has_an_upstream_release;
@@ -76,7 +76,7 @@ fn restart_with_default_grace() {
     let spec = json!({"terminationGracePeriodSeconds": 30, "containers": [container]});
     let patch = json!({"spec": {"template": {"spec": spec}}}).to_string();
     kubectl(&format!("patch daemonset linkerd-cni -n linkerd-cni --patch {patch}"));
-    rolled_out();
+    wait_for_rollout();
 }
 
 #[test]
@@ -85,20 +85,20 @@ fn an_upgrade_from_upstreams_chart_and_its_rollback_strand_no_pod() {
     let Scene { node, helm, before, .. } = &scene;
     helm.install_upstream(Program::OurAgent);
     // Upstream's pod is ready before it has chained the plugin.
-    rolled_out();
+    wait_for_rollout();
     until("upstream's chart is installed", || node.entry().is_some());
     quickstart_refuses_a_cluster_that_has_an_upstream_release();
     let upgrade =
         || helm.run("upgrade", &[&["--reset-then-reuse-values"], &SHORT_GRACE[..]].concat());
     // Upstream's agent has the plugin removed at its end, so the first try of a pod may fail.
-    burst::with_retries("helm upgrade from upstream's chart", upgrade);
+    burst::start_validated_pods_during("helm upgrade from upstream's chart", upgrade);
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
-    linkerd_check_finds_what_it_looks_up();
+    assert_linkerd_check_passes();
     passes_its_own_test(helm);
 
     let watcher = Watcher::start();
     helm.rollback(&[]);
-    rolled_out();
+    wait_for_rollout();
     until("the plugin entry is upstream's", || {
         node.linkerd_entry()["linkerd"]["iptables-mode"] == "nft"
     });
@@ -107,7 +107,7 @@ fn an_upgrade_from_upstreams_chart_and_its_rollback_strand_no_pod() {
     // Agents of upstream's chart have no right to read the DaemonSet.
     let watcher = Watcher::start();
     kubectl("rollout restart daemonset/linkerd-cni -n linkerd-cni");
-    rolled_out();
+    wait_for_rollout();
     watcher.finish().assert_always_installed("restart under upstream's chart");
 
     let watcher = Watcher::start();

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use crate::agent::rolled_out;
+use crate::agent::wait_for_rollout;
 use crate::burst;
 use crate::chart::Applied;
 use crate::documented::{Shell, on_page};
 use crate::helm::{Helm, NAMESPACE};
-use crate::kubectl::piped;
+use crate::kubectl::kubectl_with_stdin;
 use crate::node::Node;
 use crate::pods::{command, field};
 use crate::scene::Scene;
@@ -29,9 +29,9 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
     assert!(documented.contains(FLAG), "{documented}");
 
     let _applied = apply_upstream(node, helm);
-    burst::with_retries("helm install --take-ownership", || {
+    burst::start_validated_pods_during("helm install --take-ownership", || {
         shell.must(documented);
-        rolled_out();
+        wait_for_rollout();
     });
     is_taken_over(node);
     assert!(
@@ -52,13 +52,13 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
     assert!(!output.status.success() && error.contains("kubectl-client-side-apply"), "{error}");
     assert!(node.is_chained(), "the agents run unchanged");
     shell.must(&documented.replace("helm install ", "helm upgrade --install "));
-    rolled_out();
+    wait_for_rollout();
     is_taken_over(node);
     helm.remove();
 
     let _applied = apply_upstream(node, helm);
     shell.must(&documented.replace(FLAG, "").replace("helm install ", "helm3 install "));
-    rolled_out();
+    wait_for_rollout();
     is_taken_over(node);
     scene.remove();
 }
@@ -72,7 +72,7 @@ fn apply_upstream(node: &Node, helm: &Helm) -> Applied {
         helm.must(&["template", "linkerd-cni", path, "-n", NAMESPACE, "--set", version]);
     // Other tests leave the namespace.
     let _ = command(&format!("create namespace {NAMESPACE}")).output();
-    piped(&format!("apply -n {NAMESPACE} -f -"), &manifests);
+    kubectl_with_stdin(&format!("apply -n {NAMESPACE} -f -"), &manifests);
     let applied = Applied(manifests);
     until_within(WAIT, "upstream's entry is in the conflist", || node.entry().is_some());
     applied

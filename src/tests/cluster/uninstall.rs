@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::agent::{agent, delete_by_force, find_agent, is_ready, rolled_out};
+use crate::agent::{agent, delete_by_force, find_agent, is_ready, wait_for_rollout};
 use crate::cni::upstream_entry;
 use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::kubectl::{command, get_items, kubectl, piped};
+use crate::kubectl::{command, get_items, kubectl, kubectl_with_stdin};
 use crate::node::{copied_pods, kill_component, restart_api_server};
 use crate::scene::Scene;
 use crate::sigterm::{SHORT_GRACE, until_ended};
@@ -127,10 +127,10 @@ fn kubectl_delete_of_a_one_account_manifest_restores_the_node() {
     for name in ["linkerd-cni", "mesh-cni"] {
         let manifest = manifest(MANIFEST_NAMESPACE, name);
         for seconds in [1.0, 2.0, 5.0] {
-            piped("apply -f -", &manifest);
+            kubectl_with_stdin("apply -f -", &manifest);
             thread::sleep(Duration::from_secs_f64(seconds));
             let begin = Instant::now();
-            piped("delete --timeout=60s -f -", &manifest);
+            kubectl_with_stdin("delete --timeout=60s -f -", &manifest);
             let what = format!("DaemonSet {name}, deleted after {seconds} s");
             assert!(begin.elapsed() < GRACE, "{what}: {:?}", begin.elapsed());
             assert_restored(&scene, MANIFEST_NAMESPACE, &what);
@@ -141,21 +141,21 @@ fn kubectl_delete_of_a_one_account_manifest_restores_the_node() {
     kubectl(&format!("create namespace {MANIFEST_NAMESPACE}"));
     let manifest = manifest(MANIFEST_NAMESPACE, "mesh-cni");
     let (_, objects) = manifest.split_once("---\n").unwrap();
-    piped("apply -f -", objects);
+    kubectl_with_stdin("apply -f -", objects);
     until("the plugin is installed", || scene.node.is_chained());
-    piped("delete --wait=false -f -", objects);
+    kubectl_with_stdin("delete --wait=false -f -", objects);
     assert_restored(&scene, MANIFEST_NAMESPACE, "the namespace stays");
 
     // Only the DaemonSet is deleted.
     let of = format!("-n {MANIFEST_NAMESPACE}");
-    piped("apply -f -", objects);
+    kubectl_with_stdin("apply -f -", objects);
     kubectl(&format!("create role sets --verb=get --resource=daemonsets {of}"));
     let account = format!("{MANIFEST_NAMESPACE}:linkerd-cni");
     kubectl(&format!("create rolebinding sets --role=sets --serviceaccount={account} {of}"));
     until("the plugin is installed", || scene.node.is_chained());
     kubectl(&format!("delete daemonset mesh-cni {of} --wait=false"));
     assert_restored(&scene, MANIFEST_NAMESPACE, "only the DaemonSet is deleted");
-    piped("delete --ignore-not-found -f -", &manifest);
+    kubectl_with_stdin("delete --ignore-not-found -f -", &manifest);
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn a_replaced_signing_key_leaves_the_plugin_installed_without_a_surge() {
             });
         }
         kubectl("rollout restart daemonset/linkerd-cni -n linkerd-cni");
-        rolled_out();
+        wait_for_rollout();
         let pods = get_items("pods -n linkerd-cni");
         assert_eq!(pods.len(), 1, "{pods:?}");
         watcher.finish().assert_always_installed("replaced signing key");

@@ -59,8 +59,8 @@ pub fn is_program(root: &str, name: &str) -> bool {
 }
 
 /// Returns the plugins that are called for a pod, in this order. Empty without a valid network
-/// config. Instead of Multus, the list has the plugins that Multus calls, its delegate's. The
-/// config of Multus contains either the delegate's config or the path of its file.
+/// config. Instead of Multus, the list has the plugins of its delegate. The config of Multus
+/// contains either the delegate's config or the path of the delegate's file.
 pub fn plugins() -> Vec<Value> {
     match path("") {
         Some(path) => plugins_in_file("", path),
@@ -93,10 +93,11 @@ fn called_plugins(root: &str, config: &Value) -> Vec<Value> {
         Some(plugins) => plugins.clone(),
         None => vec![config.clone()],
     };
-    plugins.into_iter().flat_map(|plugin| with_delegate(root, plugin)).collect()
+    plugins.into_iter().flat_map(|plugin| expand_multus(root, plugin)).collect()
 }
 
-fn with_delegate(root: &str, plugin: Value) -> Vec<Value> {
+/// Returns the plugins that Multus calls. Returns any other plugin unchanged.
+fn expand_multus(root: &str, plugin: Value) -> Vec<Value> {
     if plugin["type"] != "multus" && plugin["type"] != "multus-shim" {
         return vec![plugin];
     }

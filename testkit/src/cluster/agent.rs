@@ -107,7 +107,7 @@ pub fn kill_agent() {
     });
 }
 
-/// Waits until exactly one agent runs, and returns it.
+/// Waits until exactly one agent runs. Returns this agent.
 pub fn agent() -> Agent {
     until_some(Duration::from_secs(60), "one agent that runs", find_agent)
 }
@@ -125,9 +125,10 @@ pub fn find_agent() -> Option<Agent> {
     let pods: Value = serde_json::from_slice(&output.stdout).ok()?;
     let mut agents = pods["items"].as_array()?.clone();
     agents.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
-    let [pod] = &agents[..] else {
+    if agents.len() != 1 {
         return None;
-    };
+    }
+    let pod = &agents[0];
     let statuses = pod["status"]["containerStatuses"].as_array()?;
     let status = statuses.iter().find(|status| status["name"] == "install-cni")?;
     let container = status["containerID"].as_str()?.split_once("://")?.1;
@@ -139,9 +140,12 @@ pub fn find_agent() -> Option<Agent> {
     })
 }
 
+/// Whether the process is an agent of this node. Agents of other nodes on this machine have another
+/// net dir.
 pub fn is_agent(pid: i32) -> bool {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let net_dir = device_and_inode(&format!("/proc/{pid}/root/host/etc/cni/net.d"));
+    // The kernel cuts the names of processes to 15 bytes.
     name.trim() == "linkerd2-cni-in" && net_dir == device_and_inode("/etc/cni/net.d")
 }
 
@@ -165,6 +169,6 @@ pub fn process_of(container: &str) -> Option<Pid> {
 }
 
 /// Waits until the rollout of the DaemonSet has ended.
-pub fn rolled_out() {
+pub fn wait_for_rollout() {
     kubectl("rollout status daemonset/linkerd-cni -n linkerd-cni --timeout=60s");
 }

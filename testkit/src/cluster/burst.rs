@@ -29,21 +29,22 @@ const POLL_INTERVAL: Duration = Duration::from_millis(700);
 const END_BUDGET: Duration = Duration::from_secs(300);
 
 /// Starts pods with the injector's annotation during `event`.
-pub fn during(what: &str, event: impl FnOnce()) {
-    without_failures(what, |_| annotations(), event);
+pub fn start_annotated_pods_during(what: &str, event: impl FnOnce()) {
+    start_without_failures(what, |_| annotations(), event);
 }
 
 /// Starts pods during `event`. Every second pod has no annotation, so it is redirected only if an
 /// agent keeps the node's copy of the pods all the time.
-pub fn of_any_origin(what: &str, event: impl FnOnce()) {
-    without_failures(what, annotations_of_every_second_pod, event);
+pub fn start_mixed_pods_during(what: &str, event: impl FnOnce()) {
+    start_without_failures(what, annotations_of_every_second_pod, event);
 }
 
 fn annotations_of_every_second_pod(number: usize) -> Value {
     if number.is_multiple_of(2) { json!({}) } else { annotations() }
 }
 
-fn without_failures(what: &str, annotations: fn(usize) -> Value, event: impl FnOnce()) {
+/// Starts pods during `event`. Fails if a call of the plugin fails.
+fn start_without_failures(what: &str, annotations: fn(usize) -> Value, event: impl FnOnce()) {
     let pod = |number| validating_pod(NAMESPACE, number, &annotations(number));
     let (_, failures) = start_during(pod, what, event);
     assert!(failures.is_empty(), "{what}: {failures:#?}");
@@ -53,7 +54,7 @@ fn without_failures(what: &str, annotations: fn(usize) -> Value, event: impl FnO
 /// Until this chart's agent has restored the plugin, the first attempt to start a pod may fail, and
 /// up to a tenth of the pods may be stranded. The repair controller has to repair the stranded
 /// pods.
-pub fn with_retries(what: &str, event: impl FnOnce()) {
+pub fn start_validated_pods_during(what: &str, event: impl FnOnce()) {
     let (pods, _) = start_during(validated_pod, what, event);
     let stranded = pods.iter().filter(|pod| was_stranded(pod)).count();
     println!("{what}: {stranded} pods were stranded");
@@ -74,16 +75,16 @@ fn start_during(
     let _namespace = pods::namespace(NAMESPACE);
     let is_event_over = AtomicBool::new(false);
     let begin = Instant::now();
-    let (took, pods) = thread::scope(|scope| {
-        let pods = scope.spawn(|| keep_starting(&pod, &is_event_over));
+    let (event_time, result) = thread::scope(|scope| {
+        let starter = scope.spawn(|| start_pods(&pod, &is_event_over));
         // The other thread has to end, too, if the event panics.
         let end = OnDrop(|| is_event_over.store(true, Ordering::Relaxed));
         event();
-        let took = begin.elapsed();
+        let event_time = begin.elapsed();
         drop(end);
-        (took, pods.join())
+        (event_time, starter.join())
     });
-    let pods = pods.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let pods = result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     let redirected = count_in_phase(&pods, "Succeeded");
     let not_redirected = count_in_phase(&pods, "Failed");
     let lost = pods.len() - redirected - not_redirected;
@@ -92,7 +93,7 @@ fn start_during(
     let failures = format!("events -n {NAMESPACE} --field-selector reason=FailedCreatePodSandBox");
     let failures = get_items(&failures);
     println!(
-        "{what}, {took:.1?}: {} pods in {:.1?}: {redirected} redirected, {not_redirected} \
+        "{what}, {event_time:.1?}: {} pods in {:.1?}: {redirected} redirected, {not_redirected} \
          not redirected, {lost} never started; {} kinds of failed tries",
         pods.len(),
         begin.elapsed(),
@@ -122,7 +123,7 @@ fn list_pods() -> Vec<Value> {
 }
 
 /// Creates pods until the event is over, and waits until the pods have ended. Returns the pods.
-fn keep_starting(pod: &impl Fn(usize) -> Value, is_event_over: &AtomicBool) -> Vec<Value> {
+fn start_pods(pod: &impl Fn(usize) -> Value, is_event_over: &AtomicBool) -> Vec<Value> {
     let mut created = 0;
     while !is_event_over.load(Ordering::Relaxed) || created < MIN_PODS {
         let running = list_pods().iter().filter(|pod| !has_ended(pod)).count();

@@ -3,8 +3,8 @@
 use super::families::Family;
 use super::pods::{self, Pods, field, kubectl};
 
-/// Checks that the objects exist that `linkerd check --pre --linkerd-cni-enabled` looks up.
-pub fn linkerd_check_finds_what_it_looks_up() {
+/// Asserts that the objects exist that `linkerd check --pre --linkerd-cni-enabled` looks up.
+pub fn assert_linkerd_check_passes() {
     for object in [
         "configmap/linkerd-cni-config",
         "clusterrole/linkerd-cni",
@@ -18,16 +18,18 @@ pub fn linkerd_check_finds_what_it_looks_up() {
     assert_eq!(status, "1/1", "scheduled and ready");
 }
 
-pub fn connections_go_through_the_proxy_where_they_should(pods: &Pods) {
+/// Starts a meshed and two unmeshed pods. Asserts which process responds to each connection.
+pub fn assert_connections_are_redirected(pods: &Pods) {
     pods.start(&[pods::unmeshed("unmeshed"), pods::unmeshed("other"), pods::meshed("meshed")]);
     for family in Family::all() {
-        connections_in(family, pods);
+        assert_connections_in(family, pods);
     }
 }
 
-fn connections_in(family: Family, pods: &Pods) {
-    let [meshed, unmeshed, other] =
-        ["meshed", "unmeshed", "other"].map(|name| pods.ip_of(name, family));
+fn assert_connections_in(family: Family, pods: &Pods) {
+    let meshed = pods.ip_of("meshed", family);
+    let unmeshed = pods.ip_of("unmeshed", family);
+    let other = pods.ip_of("other", family);
     let to = |ip: &str, port: u16| family.to(ip, port);
     let original = |ip: &str| format!("original={}", family.to(ip, 8080));
     // (pod, container, target, container that responds, other text in the response)
@@ -45,15 +47,18 @@ fn connections_in(family: Family, pods: &Pods) {
     }
 }
 
-/// The validator is an init container that runs before the proxy, so the rules must exist by then.
-pub fn a_native_sidecar_passes_the_validator_and_proxies(pods: &Pods) {
+/// Starts a pod with a native sidecar. Asserts that its validator passes, and that its connections
+/// are redirected. The validator is an init container that runs before the proxy, so the rules must
+/// exist by then.
+pub fn assert_native_sidecar_is_redirected(pods: &Pods) {
     pods.start(&[pods::native_sidecar("sidecar")]);
     let validator = kubectl("logs -n sidecar sidecar -c linkerd-network-validator");
     assert_eq!(validator.trim(), "Validated");
     pods.assert_answers("unmeshed", "sidecar", "proxy-inbound");
 }
 
-pub fn pods_started_after_an_upgrade_follow_it(pods: &Pods) {
+/// Asserts that a new pod skips port 9999, which an upgrade has added to the ignored ports.
+pub fn assert_new_pods_skip_port_9999(pods: &Pods) {
     pods.start(&[pods::meshed("upgraded")]);
     pods.assert_answers("unmeshed", "upgraded", "proxy-inbound");
     let skipped = Family::all()[0].to(&pods.ip("upgraded"), 9999);

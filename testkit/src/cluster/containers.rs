@@ -24,16 +24,19 @@ pub struct Sandbox {
     pub has_entry: bool,
 }
 
+/// Returns the sandboxes by the names of their pods.
 pub fn sandboxes() -> BTreeMap<String, Sandbox> {
-    let mut found: Vec<(SystemTime, String, Sandbox)> = cached_adds()
-        .filter_map(|(written, cached)| {
-            Some((written, pod_of(&cached)?.to_owned(), sandbox(&cached)?))
-        })
-        .collect();
-    // The map keeps the newest result of each pod, because the runtime may not have deleted an
-    // earlier sandbox of the pod yet.
-    found.sort_by_key(|(written, ..)| *written);
-    found.into_iter().map(|(_, name, sandbox)| (name, sandbox)).collect()
+    let mut calls: Vec<(SystemTime, Value)> = cached_adds().collect();
+    calls.sort_by_key(|(written_at, _)| *written_at);
+    let mut sandboxes = BTreeMap::new();
+    for (_, call) in calls {
+        if let (Some(name), Some(sandbox)) = (pod_of(&call), parse_sandbox(&call)) {
+            // The newest result of a pod replaces earlier ones, because the runtime may not have
+            // deleted an earlier sandbox of the pod yet.
+            sandboxes.insert(name.to_owned(), sandbox);
+        }
+    }
+    sandboxes
 }
 
 /// Returns the cached ADD calls for the interface eth0, not those for the loopback interface. Each
@@ -42,23 +45,25 @@ fn cached_adds() -> impl Iterator<Item = (SystemTime, Value)> {
     let entries = fs::read_dir(RESULTS).into_iter().flatten().flatten();
     let files = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with("-eth0"));
     files.filter_map(|entry| {
-        let written = entry.metadata().ok()?.modified().ok()?;
+        let written_at = entry.metadata().ok()?.modified().ok()?;
         let text = fs::read_to_string(entry.path()).ok()?;
-        Some((written, serde_json::from_str(&text).ok()?))
+        Some((written_at, serde_json::from_str(&text).ok()?))
     })
 }
 
-fn pod_of(cached: &Value) -> Option<&str> {
-    let mut args = cached["cniArgs"].as_array()?.iter();
-    args.find(|arg| arg[0] == "K8S_POD_NAME")?[1].as_str()
+/// Returns the name of the pod of a cached ADD.
+fn pod_of(call: &Value) -> Option<&str> {
+    let mut args = call["cniArgs"].as_array()?.iter();
+    let name = args.find(|arg| arg[0] == "K8S_POD_NAME")?;
+    name[1].as_str()
 }
 
-fn sandbox(cached: &Value) -> Option<Sandbox> {
-    let result = &cached["result"];
+fn parse_sandbox(call: &Value) -> Option<Sandbox> {
+    let result = &call["result"];
     let address = result["ips"][0]["address"].as_str()?.split('/').next()?;
     let mut interfaces = result["interfaces"].as_array()?.iter();
     let netns = interfaces.find_map(|interface| interface["sandbox"].as_str())?;
-    let config = STANDARD.decode(cached["config"].as_str()?).ok()?;
+    let config = STANDARD.decode(call["config"].as_str()?).ok()?;
     Some(Sandbox {
         address: address.to_owned(),
         netns: PathBuf::from(netns),
@@ -85,22 +90,25 @@ pub fn answer_of(ip: &str) -> Option<String> {
     line.split_whitespace().next().map(str::to_owned)
 }
 
+/// Returns a cached ADD of the pod whose name starts with `name`.
 pub fn cached_add(name: &str) -> Option<Value> {
-    let mut calls = cached_adds().map(|(_, cached)| cached);
-    calls.find(|cached| pod_of(cached).is_some_and(|pod| pod.starts_with(name)))
+    let mut calls = cached_adds().map(|(_, call)| call);
+    calls.find(|call| pod_of(call).is_some_and(|pod| pod.starts_with(name)))
 }
 
+/// Kills the only sandbox of the pod whose name starts with `name`.
 pub fn kill_sandbox(name: &str) {
-    let running = running("sandbox", name);
-    assert_eq!(running.len(), 1, "sandboxes of {name}: {running:?}");
-    ctr(&["--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", &running[0]]);
+    let sandboxes = running("sandbox", name);
+    assert_eq!(sandboxes.len(), 1, "sandboxes of {name}: {sandboxes:?}");
+    ctr(&["--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", &sandboxes[0]]);
 }
 
 /// Returns the IDs of the running containers of the pod whose name starts with `name`. `kind` is
 /// `sandbox` or `container`.
 pub fn running(kind: &str, name: &str) -> Vec<String> {
-    let kind = format!(r#"labels."io.cri-containerd.kind"=={kind}"#);
-    let filter = format!(r#"{kind},labels."io.kubernetes.pod.name"~={name}"#);
+    let filter = format!(
+        r#"labels."io.cri-containerd.kind"=={kind},labels."io.kubernetes.pod.name"~={name}"#
+    );
     let containers = ctr(&["--namespace", "k8s.io", "containers", "list", "--quiet", &filter]);
     let tasks = ctr(&["--namespace", "k8s.io", "tasks", "list"]);
     containers.lines().filter(|id| is_running(id, &tasks)).map(str::to_owned).collect()
@@ -111,6 +119,7 @@ fn is_running(id: &str, tasks: &str) -> bool {
     tasks.lines().any(|line| line.starts_with(id) && line.contains("RUNNING"))
 }
 
+/// Runs containerd's `ctr`, and returns its stdout.
 pub fn ctr(args: &[&str]) -> String {
     let output = Command::new("ctr").args(["--address", CONTAINERD]).args(args).output().unwrap();
     String::from_utf8(output.stdout).unwrap()

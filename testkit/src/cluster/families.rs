@@ -43,6 +43,7 @@ impl Family {
         self.to(if self == Family::Ipv6 { "::" } else { "0.0.0.0" }, port)
     }
 
+    /// Returns the socket address of the loopback address of the family.
     pub fn local(self, port: u16) -> String {
         self.to(if self == Family::Ipv6 { "::1" } else { "127.0.0.1" }, port)
     }
@@ -61,6 +62,7 @@ impl Family {
     }
 }
 
+/// Returns the socket addresses of all addresses of the cluster's families, for listeners.
 pub fn any(port: u16) -> Vec<String> {
     Family::all().into_iter().map(|family| family.any(port)).collect()
 }
@@ -73,6 +75,7 @@ pub fn setting(name: &str) -> String {
     value.unwrap_or_default().trim_matches('\'').to_owned()
 }
 
+/// Returns the state directory of the cluster.
 pub fn state() -> PathBuf {
     env::var_os("CLUSTER_STATE").map_or_else(|| STATE.into(), PathBuf::from)
 }

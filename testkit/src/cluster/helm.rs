@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use linkerd2_cni::VERSION;
 
-use super::agent::rolled_out;
+use super::agent::wait_for_rollout;
 use super::pods::{self, kubectl};
 use super::upstream::{self, Program};
 use crate::child::must;
@@ -41,7 +41,7 @@ impl Helm {
         );
         if verb == "upgrade" {
             // With `maxUnavailable: 1` and one node, helm does not wait for any pod.
-            rolled_out();
+            wait_for_rollout();
         }
         println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
@@ -86,10 +86,12 @@ impl Helm {
         self.uninstall();
     }
 
+    /// Rolls back to the first revision.
     pub fn rollback(&self, more: &[&str]) {
         self.must(&[&["rollback", "linkerd-cni", "1", "-n", NAMESPACE], more].concat());
     }
 
+    /// Runs helm with these arguments, and returns its stdout.
     pub fn must(&self, args: &[&str]) -> String {
         must(&mut helm(args))
     }

@@ -14,6 +14,7 @@ pub fn kubectl(line: &str) -> String {
     must(&mut command(line))
 }
 
+/// Returns what `kubectl get` prints as JSON.
 pub fn get(what: &str) -> Value {
     serde_json::from_str(&kubectl(&format!("get {what} -o json"))).unwrap()
 }
@@ -34,17 +35,18 @@ pub fn command(line: &str) -> Command {
     command
 }
 
+/// Runs kubectl with the words of a line, and returns whether it succeeds.
 pub fn succeeds(line: &str) -> bool {
     command(line).output().unwrap().status.success()
 }
 
 pub fn apply(object: &Value) {
-    piped("apply -f -", &object.to_string());
+    kubectl_with_stdin("apply -f -", &object.to_string());
 }
 
 /// Runs kubectl with `text` as its stdin, and returns its stdout. If kubectl fails, panics with its
 /// stderr.
-pub fn piped(line: &str, text: &str) -> String {
+pub fn kubectl_with_stdin(line: &str, text: &str) -> String {
     let mut command = command(line);
     let output = run_with_stdin(&mut command, text);
     stdout_of(&command, output)

@@ -52,7 +52,11 @@ struct NewLines {
 impl NewLines {
     fn from_now(name: &str) -> NewLines {
         let path = Path::new(CLUSTER).join(name);
-        NewLines { begin: fs::metadata(&path).map_or(0, |file| file.len() as usize), path }
+        let begin = match fs::metadata(&path) {
+            Ok(file) => file.len() as usize,
+            Err(_) => 0,
+        };
+        NewLines { path, begin }
     }
 
     fn read(&self) -> String {
@@ -80,7 +84,8 @@ impl Node {
             audit_log: NewLines::from_now("audit.log"),
             kubelet_log: NewLines::from_now("log/kubelet"),
         };
-        for path in DIRECTORIES.map(Path::new).into_iter().chain([&*node.audit_log.path]) {
+        let [net_dir, bin_dir] = DIRECTORIES.map(Path::new);
+        for path in [net_dir, bin_dir, &node.audit_log.path] {
             assert!(path.exists(), "{} is missing; see scripts/cluster", path.display());
         }
         assert!(
@@ -99,20 +104,29 @@ impl Node {
         files_of("")
     }
 
+    /// Returns the plugin entry. Fails unless it is the last one in the active network config.
     pub fn linkerd_entry(&self) -> Value {
         self.entry().expect("the plugin entry is last in the active network config")
     }
 
+    /// Returns the plugin entry. `None`: the last plugin in the active network config is another
+    /// one.
     pub fn entry(&self) -> Option<Value> {
-        active::plugins().pop().filter(|last| last["type"] == "linkerd-cni")
+        let last_plugin = active::plugins().pop()?;
+        if last_plugin["type"] != "linkerd-cni" {
+            return None;
+        }
+        Some(last_plugin)
     }
 
-    pub fn without_api_server<T>(&self, meanwhile: impl FnOnce() -> T) -> T {
+    /// Calls `action` while the API server is down.
+    pub fn without_api_server<T>(&self, action: impl FnOnce() -> T) -> T {
         let _restart = OnDrop(restart_api_server);
         kill_component("kube-apiserver");
-        meanwhile()
+        action()
     }
 
+    /// Starts a static pod. Dropping the returned value deletes it.
     pub fn static_pod(&self, pod: &Value) -> StaticPod {
         let name = pod["metadata"]["name"].as_str().unwrap();
         let path = Path::new(CLUSTER).join(format!("static-pods/{name}.json"));
@@ -124,6 +138,7 @@ impl Node {
         self.kubelet_log.read()
     }
 
+    /// Whether any network config has the plugin entry.
     pub fn is_chained(&self) -> bool {
         let entries = fs::read_dir(DIRECTORIES[0]).unwrap().flatten();
         let mut texts = entries.filter_map(|entry| fs::read_to_string(entry.path()).ok());
@@ -190,8 +205,8 @@ pub fn files_in(root: &str, directories: &[&str]) -> Files {
 }
 
 impl Drop for Node {
-    /// Prints the duration of the test to stderr itself, because libtest captures only what is
-    /// printed by `print!`. After the last test, deletes the release's namespace. The tests before
+    /// Prints the duration of the test. It is written to stderr itself, because libtest captures
+    /// what `print!` prints. After the last test, deletes the release's namespace. The tests before
     /// do not delete it, because a deletion takes 5 s.
     fn drop(&mut self) {
         if WAITING.load(Ordering::SeqCst) == 0 {
@@ -225,10 +240,10 @@ pub fn start_missing_components() {
 /// write are ignored, because an agent may delete `NAME.SUFFIX` as a leftover.
 pub fn replace(path: &Path, suffix: &str, content: impl AsRef<[u8]>, mode: u32) {
     let name = path.file_name().unwrap().to_str().unwrap();
-    let beside = path.with_file_name(format!("{name}.{suffix}"));
-    fs::write(&beside, content).unwrap();
-    let _ = fs::set_permissions(&beside, fs::Permissions::from_mode(mode));
-    let _ = fs::rename(&beside, path);
+    let temp_path = path.with_file_name(format!("{name}.{suffix}"));
+    fs::write(&temp_path, content).unwrap();
+    let _ = fs::set_permissions(&temp_path, fs::Permissions::from_mode(mode));
+    let _ = fs::rename(&temp_path, path);
 }
 
 pub fn pid_of(component: &str) -> Pid {
@@ -238,10 +253,10 @@ pub fn pid_of(component: &str) -> Pid {
 
 pub fn kill_component(component: &str) {
     let pid = pid_of(component);
-    let killed = kill(pid, Signal::SIGKILL);
-    assert!(matches!(killed, Ok(()) | Err(Errno::ESRCH)), "kill {component}: {killed:?}");
-    let gone = format!("/proc/{pid}/exe");
-    until("the component has ended", || fs::read_link(&gone).is_err());
+    let result = kill(pid, Signal::SIGKILL);
+    assert!(matches!(result, Ok(()) | Err(Errno::ESRCH)), "kill {component}: {result:?}");
+    let program = format!("/proc/{pid}/exe");
+    until("the component has ended", || fs::read_link(&program).is_err());
 }
 
 pub struct StaticPod {
@@ -249,6 +264,7 @@ pub struct StaticPod {
     name: String,
 }
 
+/// Returns the names of the files in the node's copy of its pods.
 pub fn copied_pods() -> Vec<String> {
     let entries = fs::read_dir(COPY).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
@@ -267,21 +283,26 @@ impl StaticPod {
 impl Drop for StaticPod {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
-        let end = Instant::now() + Duration::from_secs(30);
-        while self.runs() && Instant::now() < end {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.runs() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(200));
         }
     }
 }
 
+/// Name of a network namespace.
 pub struct Netns(String);
 
+/// Returns the network namespace of the pod with this address.
 pub fn netns_of(ip: &str) -> Netns {
-    let names = fs::read_dir("/run/netns").unwrap();
-    let mut names = names.map(|name| Netns(name.unwrap().file_name().into_string().unwrap()));
     let address = format!(" {ip}/");
-    let found = names.find(|netns| netns.output(&["ip", "-o", "address"]).contains(&address));
-    found.unwrap_or_else(|| panic!("no netns has {ip}"))
+    for entry in fs::read_dir("/run/netns").unwrap() {
+        let netns = Netns(entry.unwrap().file_name().into_string().unwrap());
+        if netns.output(&["ip", "-o", "address"]).contains(&address) {
+            return netns;
+        }
+    }
+    panic!("no netns has {ip}")
 }
 
 impl Netns {

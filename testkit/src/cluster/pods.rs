@@ -15,7 +15,7 @@ use crate::chart::yaml;
 use crate::until::{until, until_some, until_within};
 
 /// Longest time until kubelet accepts `kubectl exec` again after a restart.
-const EXEC: Duration = Duration::from_secs(90);
+const EXEC_TIMEOUT: Duration = Duration::from_secs(90);
 
 #[derive(Default)]
 pub struct Pods {
@@ -67,20 +67,23 @@ impl Pods {
         ip.unwrap_or_else(|| panic!("pod {name} has no {family:?} address: {all}")).to_owned()
     }
 
+    /// Connects from a container, and returns the server's line, or why there is none.
     pub fn connect(&self, pod: &str, container: &str, target: &str) -> String {
         let connect = format!("exec -n {pod} {pod} -c {container} -- /probe connect {target}");
         // Kubelet rejects `kubectl exec` for some time after a restart, so it is repeated until
         // there is a response.
-        until_some(EXEC, &format!("kubectl exec in {pod}"), || {
+        until_some(EXEC_TIMEOUT, &format!("kubectl exec in {pod}"), || {
             let output = command(&connect).output().unwrap();
             let response = String::from_utf8(output.stdout).unwrap().trim().to_owned();
             if response.is_empty() {
                 println!("{}", String::from_utf8_lossy(&output.stderr).trim());
+                return None;
             }
-            if response.is_empty() { None } else { Some(response) }
+            Some(response)
         })
     }
 
+    /// Connects from the app of a pod to the app of another one, and returns the server's line.
     pub fn response(&self, from: &str, to: &str) -> String {
         self.connect(from, "app", &Family::all()[0].to(&self.ip(to), 8080))
     }
@@ -113,7 +116,7 @@ impl Pods {
     /// Waits until the proxy responds, because it may start after the app. Fails if a connection
     /// reaches the app directly meanwhile.
     pub fn until_proxied(&self, pod: &str, target: &str) {
-        until_within(EXEC, "the proxy responds", || {
+        until_within(EXEC_TIMEOUT, "the proxy responds", || {
             let response = self.connect(pod, "app", target);
             assert!(!response.starts_with("app-of"), "past the proxy: {response}");
             response.starts_with("proxy-inbound")
@@ -139,6 +142,7 @@ pub fn apply_all(pods: impl Iterator<Item = Value>) {
     apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}));
 }
 
+/// Creates a namespace. Dropping the returned value deletes it.
 pub fn namespace(name: &str) -> OnDrop<impl FnMut()> {
     kubectl(&format!("create namespace {name}"));
     until_account(name);
@@ -153,6 +157,7 @@ pub fn until_account(namespace: &str) {
     until("the namespace's account", || succeeds(&get));
 }
 
+/// Returns the messages of the Events with this reason.
 pub fn events(namespace: &str, reason: &str) -> String {
     let events = format!("events -n {namespace} --field-selector reason={reason}");
     field(&events, ".items[*].message")
@@ -184,17 +189,19 @@ pub fn validated(name: &str, timeout: &str) -> Value {
     pod(name, &[app(name)], &[validator, sidecar])
 }
 
+/// Returns the words of a command that connects as Linkerd's validator does.
 pub fn validation(timeout: &str) -> Vec<String> {
     let family = Family::all()[0];
-    let (nobody, outbound) = (family.nobody(), family.any(4140));
+    let nobody = family.nobody();
+    let outbound = family.any(4140);
     let words = ["validate", "--connect", &nobody, "--listen", &outbound, "--timeout", timeout];
     words.map(str::to_owned).to_vec()
 }
 
 fn app(pod: &str) -> Value {
     let name = format!("app-of-{pod}");
-    let addresses = families::any(8080);
-    let words = [&["serve".to_owned(), name][..], &addresses].concat();
+    let mut words = vec!["serve".to_owned(), name];
+    words.extend(families::any(8080));
     with_readiness_probe(8080, container("app", 1000, &words))
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::active::{State, state};
+use super::active::{self, State};
 use crate::repeated::Repeated;
 
 const PERIOD: Duration = Duration::from_millis(2);
@@ -61,12 +61,12 @@ impl Watcher {
 
 impl Gaps {
     fn read(&mut self) {
-        // The state is read twice if the plugin is not installed, because a file that is replaced
-        // between two reads may look missing.
-        let state = match state(&self.root) {
-            State::Installed => State::Installed,
-            _ => state(&self.root),
-        };
+        let mut state = active::state(&self.root);
+        if state != State::Installed {
+            // A file that is replaced between two reads may look missing, so the state is read
+            // again.
+            state = active::state(&self.root);
+        }
         self.watched = self.begin.elapsed();
         self.reads += 1;
         let was_installed = self.is_installed;
@@ -87,18 +87,19 @@ impl Gaps {
     }
 
     pub fn assert_always_installed(&self, scene: &str) {
-        let Gaps { reads, watched, gaps, .. } = self;
-        println!("{scene}: {reads} reads in {watched:.1?}, {} gaps", gaps.len());
+        let gaps = &self.gaps;
+        println!("{scene}: {} reads in {:.1?}, {} gaps", self.reads, self.watched, gaps.len());
         assert!(gaps.is_empty(), "{scene}: {gaps:?}");
     }
 
-    pub fn assert_no_gap_of(&self, longest: Duration, scene: &str) {
-        let Gaps { reads, watched, gaps, .. } = self;
+    pub fn assert_gaps_are_shorter_than(&self, limit: Duration, scene: &str) {
+        let gaps = &self.gaps;
         let lengths: Vec<Duration> = gaps.iter().map(|gap| gap.length).collect();
         println!(
-            "{scene}: {reads} reads in {watched:.1?}, gaps of at most {lengths:.1?}: {gaps:?}"
+            "{scene}: {} reads in {:.1?}, gaps of at most {lengths:.1?}: {gaps:?}",
+            self.reads, self.watched
         );
-        assert!(lengths.iter().all(|length| *length < longest), "{scene}: {gaps:?}");
+        assert!(lengths.iter().all(|length| *length < limit), "{scene}: {gaps:?}");
     }
 
     /// Asserts that binary and kubeconfig existed whenever the active conflist had the plugin

@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use testkit::cluster::agent::{Paused, agent, kill_agent, rolled_out};
+use testkit::cluster::agent::{Paused, agent, kill_agent, wait_for_rollout};
 use testkit::cluster::burst;
 use testkit::cluster::connections::{
-    a_native_sidecar_passes_the_validator_and_proxies,
-    connections_go_through_the_proxy_where_they_should, linkerd_check_finds_what_it_looks_up,
-    pods_started_after_an_upgrade_follow_it,
+    assert_connections_are_redirected, assert_linkerd_check_passes,
+    assert_native_sidecar_is_redirected, assert_new_pods_skip_port_9999,
 };
 use testkit::cluster::families::{Family, setting};
 use testkit::cluster::helm::{Helm, NAMESPACE};
@@ -57,7 +56,7 @@ pub fn run(values: &str, checks: &mut Checks) {
 
 fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
     checks.run("connections", || {
-        connections_go_through_the_proxy_where_they_should(pods);
+        assert_connections_are_redirected(pods);
         let families: Vec<_> = Family::all().into_iter().map(Family::name).collect();
         format!("8 connections as expected over {}", families.join(" and "))
     });
@@ -68,7 +67,7 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
     });
     checks.run("API requests without the node's copy", || requests_without_copy(node, helm, pods));
     checks.run("native sidecar", || {
-        a_native_sidecar_passes_the_validator_and_proxies(pods);
+        assert_native_sidecar_is_redirected(pods);
         "the validator passed".to_owned()
     });
     if runtime::has_user_namespaces() {
@@ -90,13 +89,13 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
         let seen = without_gap("helm upgrade", || {
             helm.run("upgrade", &["--reuse-values", "--set", "ignoreInboundPorts=9999"]);
         });
-        pods_started_after_an_upgrade_follow_it(pods);
+        assert_new_pods_skip_port_9999(pods);
         seen
     });
     checks.run("rollout restart", || {
         without_gap("kubectl rollout restart", || {
             kubectl(&format!("rollout restart daemonset/linkerd-cni -n {NAMESPACE}"));
-            rolled_out();
+            wait_for_rollout();
         })
     });
     checks.run("SIGKILL", || without_gap("SIGKILL of the agent", kill_agent));
@@ -106,7 +105,7 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
 pub fn install(helm: &Helm, set: &[&str]) -> String {
     let begin = Instant::now();
     helm.run("install", set);
-    linkerd_check_finds_what_it_looks_up();
+    assert_linkerd_check_passes();
     format!("ready after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
@@ -138,7 +137,7 @@ fn repaired_later(pods: &Pods) -> String {
     drop(paused);
     let repair = repaired(pods, "beside");
     assert_eq!(restarts(), "1", "for the pod that started later");
-    rolled_out();
+    wait_for_rollout();
     format!("{repair}; the container of the repair controller restarted once")
 }
 
@@ -192,7 +191,7 @@ fn restart_network(daemons: &str, pods: &Pods) -> String {
 
 fn without_gap(what: &str, event: impl FnOnce()) -> String {
     let watcher = Watcher::start();
-    burst::during(what, event);
+    burst::start_annotated_pods_during(what, event);
     watcher.finish().assert_always_installed(what);
     "every pod redirected; the plugin always installed".to_owned()
 }

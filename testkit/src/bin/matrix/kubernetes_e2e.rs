@@ -10,7 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use testkit::child::{KilledOnDrop, must};
 use testkit::cluster::helm::{Helm, NAMESPACE};
-use testkit::cluster::kubectl::{field, piped};
+use testkit::cluster::kubectl::{field, kubectl_with_stdin};
 use testkit::cluster::pods::kubectl;
 
 use crate::agents;
@@ -38,7 +38,7 @@ pub fn run(checks: &mut Checks) {
         format!("{}; {} pods skipped", with.summary(), pods[1])
     });
     checks.run("Kubernetes' network tests with a proxy in every pod", || {
-        piped("apply -f -", include_str!("injector.yaml"));
+        kubectl_with_stdin("apply -f -", include_str!("injector.yaml"));
         let before = adds();
         let meshed = Results::of_run();
         assert_eq!(meshed, without);
@@ -134,7 +134,7 @@ impl Dns {
         fs::write(&corefile, text).unwrap();
         let dns = Command::new("coredns").arg("-conf").arg(&corefile).spawn();
         let dns = dns.expect("coredns runs; scripts/tools coredns builds it");
-        piped("apply -f -", &include_str!("dns.yaml").replace("NODE", &node));
+        kubectl_with_stdin("apply -f -", &include_str!("dns.yaml").replace("NODE", &node));
         Dns(KilledOnDrop(dns), directory)
     }
 }

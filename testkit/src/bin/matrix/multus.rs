@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use testkit::chart::yaml;
 use testkit::cluster::families::Family;
 use testkit::cluster::helm::{Helm, NAMESPACE};
-use testkit::cluster::kubectl::{get, piped};
+use testkit::cluster::kubectl::{get, kubectl_with_stdin};
 use testkit::cluster::node::{Files, Netns, Node, netns_of};
 use testkit::cluster::pods::{self, Pods, apply, kubectl};
 use testkit::until::until;
@@ -124,7 +124,7 @@ pub fn uninstalled_without_chaining(
 /// Returns the pod as the API server would create it in the namespace `default`.
 fn admitted(pod: &Value) -> Value {
     let pod = pods::in_default(pod.clone());
-    let created = piped("create --dry-run=server -o json -f -", &pod.to_string());
+    let created = kubectl_with_stdin("create --dry-run=server -o json -f -", &pod.to_string());
     serde_json::from_str(&created).unwrap()
 }
 

@@ -9,7 +9,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use testkit::cluster::agent::{Paused, is_agent, process_of, rolled_out};
+use testkit::cluster::agent::{Paused, is_agent, process_of, wait_for_rollout};
 use testkit::cluster::containers::{address_of, answer_of, cached_add};
 use testkit::cluster::helm::Helm;
 use testkit::cluster::node::Node;
@@ -155,7 +155,7 @@ fn reboot(times: usize, pods: &Pods) -> String {
         pods.until_ready(name);
     }
     assert_eq!(uids(), pods_before, "the same pods");
-    rolled_out();
+    wait_for_rollout();
     format!(
         "{times} times: {} stranded pods, no app responded without its proxy, all repaired in \
          place, after at most {:.0} s",

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use testkit::cluster::agent::rolled_out;
+use testkit::cluster::agent::wait_for_rollout;
 use testkit::cluster::families::{Family, setting};
 use testkit::cluster::leftovers::remove_leftovers;
 use testkit::cluster::node::{Files, Node, kill_component, start_missing_components};
@@ -64,7 +64,7 @@ pub fn restart(pods: &Pods) -> String {
     pods.start(&[pods::meshed("restarted")]);
     pods.assert_answers("unmeshed", "restarted", "proxy-inbound");
     assert_eq!(containers(), before, "the restart ends containers");
-    rolled_out();
+    wait_for_rollout();
     format!("{} back after {:.1} s; its pods run on", component(), took.as_secs_f64())
 }
 

@@ -236,14 +236,14 @@ fn upgrade(world: &mut World) {
 fn rollback(world: &mut World) {
     let begin = Instant::now();
     world.helm.must(&["rollback", "linkerd-cni", "-n", NAMESPACE, "--wait", "--timeout", "90s"]);
-    agent::rolled_out();
+    agent::wait_for_rollout();
     world.recovered(begin, || true);
 }
 
 fn rollout_restart(world: &mut World) {
     let begin = Instant::now();
     kubectl(&format!("rollout restart daemonset/linkerd-cni -n {NAMESPACE}"));
-    agent::rolled_out();
+    agent::wait_for_rollout();
     world.recovered(begin, || true);
 }
 
