@@ -43,18 +43,28 @@ impl AgentPod {
             return None;
         }
         let node = pod["spec"]["nodeName"].as_str()?;
-        let statuses = pod["status"]["containerStatuses"].as_array().into_iter().flatten();
-        let mut agents = statuses.filter(|status| status["name"] == "install-cni");
-        let id = agents.next().and_then(|status| status["containerID"].as_str());
-        let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-        let mut ready = conditions.filter(|condition| condition["type"] == "Ready");
         Some(AgentPod {
             name: pod["metadata"]["name"].as_str()?.to_owned(),
             node: node.to_owned(),
-            container: id.and_then(|id| id.split_once("://")).map_or("", |id| id.1).to_owned(),
-            ready: ready.next().is_some_and(|condition| condition["status"] == "True"),
+            container: agent_container(pod).unwrap_or_default().to_owned(),
+            ready: is_ready(pod),
         })
     }
+}
+
+/// Returns the ID of the agent's container, without the runtime's name. `None` until it starts.
+fn agent_container(pod: &Value) -> Option<&str> {
+    let mut statuses = pod["status"]["containerStatuses"].as_array()?.iter();
+    let status = statuses.find(|status| status["name"] == "install-cni")?;
+    let (_runtime, id) = status["containerID"].as_str()?.split_once("://")?;
+    Some(id)
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let Some(conditions) = pod["status"]["conditions"].as_array() else {
+        return false;
+    };
+    conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
 /// What was seen of the agents during an event.
@@ -75,11 +85,12 @@ impl SeenAgents {
     /// Records the agents every 200 ms until the returned value is finished.
     pub fn watch(nodes: &[&str]) -> Repeated<SeenAgents> {
         let nodes = nodes.iter().map(|&node| node.to_owned()).collect();
-        let mut seen = SeenAgents { nodes, ..SeenAgents::default() };
-        seen.record();
-        Repeated::start(Duration::from_millis(200), seen, SeenAgents::record)
+        let mut agents = SeenAgents { nodes, ..SeenAgents::default() };
+        agents.record();
+        Repeated::start(Duration::from_millis(200), agents, SeenAgents::record)
     }
 
+    /// Records which agents are ready now, and which nodes have none.
     pub fn record(&mut self) {
         let pods = agent_pods();
         let (ready, starting): (Vec<_>, Vec<_>) = pods.into_iter().partition(|pod| pod.ready);

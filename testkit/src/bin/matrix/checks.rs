@@ -36,8 +36,8 @@ impl Checks {
         fs::write(&self.file, result.to_string()).expect("the file for the results can be written");
     }
 
-    /// Runs a check, and returns whether the check passed. `check` panics if it fails, and
-    /// otherwise returns what it has seen.
+    /// Runs a check, and returns whether it passed. `check` panics if it fails. Otherwise it
+    /// returns a text about what it has seen.
     pub fn run(&mut self, name: &'static str, check: impl FnOnce() -> String) -> bool {
         println!("== {name}");
         let begin = Instant::now();

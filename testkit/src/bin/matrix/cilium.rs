@@ -23,12 +23,14 @@ const COUNTED: Duration = Duration::from_secs(60);
 /// each further write a third longer, up to 10 s.
 const MAX_WRITES: usize = 22;
 
-pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
+/// Installs the plugin while Cilium is exclusive. Asserts that the agent names the remedy, and that
+/// it gets ready once Cilium is not exclusive any more.
+pub fn install_beside_exclusive_cilium(node: &Node, helm: &Helm, before: &Files) -> String {
     fs::write(EXCLUSIVE, "").unwrap();
     network::rewrite_config();
     fs::copy(CONFLIST, OTHER).unwrap();
-    let renamed = format!("{OTHER}.cilium_bak");
-    until("Cilium renames other network configs", || Path::new(&renamed).exists());
+    let renamed_config = format!("{OTHER}.cilium_bak");
+    until("Cilium renames other network configs", || Path::new(&renamed_config).exists());
     let install = ["install", "linkerd-cni", CHART, "-n", NAMESPACE];
     helm.must(&[&install[..], &["--create-namespace"]].concat());
     until("the Event names the remedy", || {
@@ -53,7 +55,7 @@ pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     until_within(Duration::from_secs(60), "the agent is ready", || ready_agents() == "1");
     pods.start(&[pods::meshed("meshed")]);
     helm.uninstall();
-    fs::remove_file(renamed).unwrap();
+    fs::remove_file(renamed_config).unwrap();
     assert_eq!(&node.files(), before);
     drop(pods);
     format!(

@@ -9,26 +9,29 @@ use crate::primary_cni::{Kind, kind};
 use crate::{cilium, istio, multus};
 
 pub fn after_install(checks: &mut Checks) {
-    let chained = match kind() {
-        Kind::IstioFirst => istio::installed_after,
-        Kind::IstioAfter => istio::installed_before,
+    let check = match kind() {
+        Kind::IstioFirst => istio::assert_chained_after_istio,
+        Kind::IstioAfter => istio::install_istio_second,
         _ => return,
     };
-    checks.run("chained beside Istio's plugin", chained);
+    checks.run("chained beside Istio's plugin", check);
 }
 
 pub fn while_installed(pods: &Pods, checks: &mut Checks) {
     if kind().is_istio() {
-        checks.run("Istio's plugin is called", || istio::called(pods));
-        checks.run("both agents restore their entries", || istio::both_restore(pods));
-        checks
-            .run("Istio's plugin is removed and installed", || istio::removed_and_installed(pods));
+        checks.run("Istio's plugin is called", || istio::assert_both_plugins_are_called(pods));
+        checks.run("both agents restore their entries", || {
+            istio::assert_both_restore_their_entries(pods)
+        });
+        checks.run("Istio's plugin is removed and installed", || {
+            istio::remove_and_install_istio(pods)
+        });
     }
     if kind().is_multus() {
-        checks.run("pod with a second network", || multus::second_network(pods));
+        checks.run("pod with a second network", || multus::start_with_second_network(pods));
     }
     if kind() == Kind::MultusThick {
-        checks.run("Multus' daemon is stopped", || multus::stopped_daemon(pods));
+        checks.run("Multus' daemon is stopped", || multus::stop_daemon(pods));
     }
 }
 
@@ -36,21 +39,23 @@ pub fn after_uninstall(node: &Node, helm: &Helm, before: &Files, checks: &mut Ch
     match kind() {
         Kind::Plain => {}
         Kind::Cilium => {
-            checks.run("cni.exclusive=true", || cilium::exclusive(node, helm, before));
+            checks.run("cni.exclusive=true", || {
+                cilium::install_beside_exclusive_cilium(node, helm, before)
+            });
         }
         Kind::IstioFirst | Kind::IstioAfter => {
-            checks.run("Istio's plugin is removed last", || istio::removed(node, before));
+            checks.run("Istio's plugin is removed last", || istio::remove_istio_last(node, before));
         }
         Kind::MultusThin | Kind::MultusThick => {
             let pods = Pods::default();
             checks.run("called by a NetworkAttachmentDefinition", || {
-                multus::called_by_an_attachment(helm, &pods)
+                multus::install_as_attachment(helm, &pods)
             });
             checks.run("annotated by a MutatingAdmissionPolicy", || {
-                multus::annotated_by_the_policy(helm, &pods)
+                multus::annotate_by_policy(helm, &pods)
             });
             checks.run("uninstall without chaining", || {
-                multus::uninstalled_without_chaining(node, helm, before, pods)
+                multus::uninstall_without_chaining(node, helm, before, pods)
             });
         }
     }

@@ -25,20 +25,21 @@ const PLUGIN_LOG: &str = "/run/linkerd2-cni-cluster/istio-cni/istio-cni.log";
 /// Texts in the redirect rules of linkerd-cni and of istio-cni.
 const RULES: [&str; 2] = ["redirect-all-outgoing-to-proxy-port", "ISTIO_OUTPUT"];
 
-/// How often the primary CNI writes its network config in [`both_restore`].
+/// How often the primary CNI writes its network config in [`assert_both_restore_their_entries`].
 const REWRITES: usize = 6;
 /// Time between two such writes.
 const PERIOD: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(30);
 const REACTION: Duration = Duration::from_secs(30);
 
-pub fn installed_after() -> String {
+/// Asserts that linkerd-cni is chained after Istio's plugin, which was installed first.
+pub fn assert_chained_after_istio() -> String {
     until_chained(&[ISTIO, LINKERD])
 }
 
 /// Installs Istio's plugin while linkerd-cni is chained. linkerd-cni keeps its place in the
 /// conflist.
-pub fn installed_before() -> String {
+pub fn install_istio_second() -> String {
     network::cluster("start-second-plugin");
     until_chained(&[LINKERD, ISTIO])
 }
@@ -61,9 +62,9 @@ fn types() -> Vec<String> {
     plugins.map(|plugin| plugin["type"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// Checks that Istio's plugin redirects only pods with Istio's sidecar, and that linkerd-cni
+/// Asserts that Istio's plugin redirects only pods with Istio's sidecar, and that linkerd-cni
 /// redirects meshed pods as without Istio's plugin.
-pub fn called(pods: &Pods) -> String {
+pub fn assert_both_plugins_are_called(pods: &Pods) -> String {
     let sidecar = "istio-sidecar";
     pods.start(&[with_istio_proxy(pods::unmeshed(sidecar))]);
     for (name, is_skipped, expected) in [
@@ -105,9 +106,9 @@ fn was_skipped(name: &str) -> bool {
     lines.any(|line| line.contains("does not have istio-proxy container"))
 }
 
-/// Checks that both agents restore their plugin entries whenever the primary CNI writes its file,
+/// Asserts that both agents restore their plugin entries whenever the primary CNI writes its file,
 /// and that the agents then leave the file unchanged.
-pub fn both_restore(pods: &Pods) -> String {
+pub fn assert_both_restore_their_entries(pods: &Pods) -> String {
     let before = writes();
     let mut slowest = Duration::ZERO;
     for _ in 0..REWRITES {
@@ -121,7 +122,8 @@ pub fn both_restore(pods: &Pods) -> String {
     thread::sleep(QUIET);
     assert_eq!(writes(), after, "writes in {QUIET:?} in which the primary CNI wrote nothing");
     assert!(is_chained(), "{:?}", types());
-    let [linkerd, istio] = [after[0] - before[0], after[1] - before[1]];
+    let linkerd = after[0] - before[0];
+    let istio = after[1] - before[1];
     // Each agent writes once or twice for each rewrite. The second write is needed if Istio's agent
     // writes what it has read before a write of linkerd-cni's agent, and so undoes that write.
     let bound = REWRITES..=2 * REWRITES;
@@ -136,12 +138,14 @@ pub fn both_restore(pods: &Pods) -> String {
     )
 }
 
+/// Returns how often the agent and Istio's agent have written the network config.
 fn writes() -> [usize; 2] {
     let log = fs::read_to_string(AGENT_LOG).unwrap();
     [agents::logged_writes(), log.matches("Wrote CNI config to").count()]
 }
 
-pub fn removed_and_installed(pods: &Pods) -> String {
+/// Removes Istio's plugin while linkerd-cni is chained, and installs it again.
+pub fn remove_and_install_istio(pods: &Pods) -> String {
     network::cluster("stop-second-plugin");
     let without = until_chained(&[LINKERD]);
     assert_redirected(pods, "without-istio");
@@ -165,6 +169,7 @@ pub fn until_as_before(node: &Node, before: &Files) {
     });
 }
 
+/// Waits until the node has only Istio's plugin, and otherwise the files as before.
 pub fn until_only_istio_is_left(node: &Node, before: &Files) {
     until_chained(&[ISTIO]);
     let expected = without_istio(before.clone());
@@ -181,7 +186,7 @@ fn without_istio(mut files: Files) -> Files {
 
 /// Removes Istio's plugin, too. Its agent leaves the conflist that the primary CNI wrote, apart
 /// from the format of the JSON.
-pub fn removed(node: &Node, before: &Files) -> String {
+pub fn remove_istio_last(node: &Node, before: &Files) -> String {
     network::cluster("stop-second-plugin");
     let left = until_chained(&[]);
     let restored = conflist();

@@ -29,27 +29,31 @@ pub fn run(values: &str, checks: &mut Checks) {
     let before = node.files();
     let helm = Helm::new();
     let pods = Pods::default();
-    let set: &[&str] = if values.is_empty() { &[] } else { &["--set", values] };
+    let install_args: &[&str] = if values.is_empty() { &[] } else { &["--set", values] };
     let mut stranded = pods::validated("stranded", "1s");
     if runtime::has_user_namespaces() {
         stranded["spec"]["hostUsers"] = json!(false);
     }
     pods.create(&[stranded]);
     pods.until_stranded("stranded");
-    if !checks.run("install", || install(&helm, set)) {
+    if !checks.run("install", || install(&helm, install_args)) {
         return;
     }
-    checks.run("a pod that started before is repaired", || repaired(&pods, "stranded"));
+    checks.run("a pod that started before is repaired", || assert_repaired(&pods, "stranded"));
     if setting("CLUSTER_MOUNTS") == "private" {
-        checks.run("a pod that started beside the plugin is repaired", || repaired_later(&pods));
+        checks.run("a pod that started beside the plugin is repaired", || {
+            strand_and_repair_a_later_pod(&pods)
+        });
     }
     cni_checks::after_install(checks);
     while_installed(&node, &helm, &pods, checks);
     cni_checks::while_installed(&pods, checks);
     checks.run("uninstall", || uninstall(&node, &helm, &before));
-    checks.run("pods started before the uninstall are deleted", || delete(&node, pods));
+    checks.run("pods started before the uninstall are deleted", || delete_pods(&node, pods));
     if runtime::deletes_from_cache() {
-        checks.run("the kept plugin binary is removed", || runtime::remove_kept(&node, &before));
+        checks.run("the kept plugin binary is removed", || {
+            runtime::remove_kept_binary(&node, &before)
+        });
     }
     cni_checks::after_uninstall(&node, &helm, &before, checks);
 }
@@ -65,7 +69,9 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
         assert_eq!(counts, [0, 0], "API requests for a meshed and an unmeshed pod");
         "none".to_owned()
     });
-    checks.run("API requests without the node's copy", || requests_without_copy(node, helm, pods));
+    checks.run("API requests without the node's copy", || {
+        count_requests_without_copy(node, helm, pods)
+    });
     checks.run("native sidecar", || {
         assert_native_sidecar_is_redirected(pods);
         "the validator passed".to_owned()
@@ -77,7 +83,7 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
         helm.must(&["test", "linkerd-cni", "-n", NAMESPACE, "--timeout", "60s"]);
         "passed".to_owned()
     });
-    checks.run("the primary CNI rewrites its file", || rewrite(node));
+    checks.run("the primary CNI rewrites its file", || rewrite_config(node));
     let daemons = network::daemons();
     if !daemons.is_empty() {
         checks.run(primary_cni::restart_check(), || restart_network(&daemons, pods));
@@ -86,65 +92,70 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
         checks.run("network policies", || network::policies(pods));
     }
     checks.run("upgrade", || {
-        let seen = without_gap("helm upgrade", || {
+        let result = assert_no_gap_during("helm upgrade", || {
             helm.run("upgrade", &["--reuse-values", "--set", "ignoreInboundPorts=9999"]);
         });
         assert_new_pods_skip_port_9999(pods);
-        seen
+        result
     });
     checks.run("rollout restart", || {
-        without_gap("kubectl rollout restart", || {
+        assert_no_gap_during("kubectl rollout restart", || {
             kubectl(&format!("rollout restart daemonset/linkerd-cni -n {NAMESPACE}"));
             wait_for_rollout();
         })
     });
-    checks.run("SIGKILL", || without_gap("SIGKILL of the agent", kill_agent));
+    checks.run("SIGKILL", || assert_no_gap_during("SIGKILL of the agent", kill_agent));
     checks.run("the container runtime restarts", || runtime::restart(pods));
 }
 
-pub fn install(helm: &Helm, set: &[&str]) -> String {
+pub fn install(helm: &Helm, args: &[&str]) -> String {
     let begin = Instant::now();
-    helm.run("install", set);
+    helm.run("install", args);
     assert_linkerd_check_passes();
     format!("ready after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
-/// Checks that the repair controller, which the chart enables by default, repairs the pod in place.
-fn repaired(pods: &Pods, name: &str) -> String {
-    let uid = || pods.field(name, ".metadata.uid");
-    let (before, begin) = (uid(), Instant::now());
+/// Asserts that the repair controller, which the chart enables by default, repairs the pod in
+/// place.
+fn assert_repaired(pods: &Pods, name: &str) -> String {
+    let uid = pods.field(name, ".metadata.uid");
+    let begin = Instant::now();
     pods.until_ready(name);
-    assert_eq!(uid(), before, "the pod is replaced");
+    assert_eq!(pods.field(name, ".metadata.uid"), uid, "the pod is replaced");
     format!("in place, ready after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
-/// Checks that a pod is repaired that starts after the repair controller, while the plugin is not
+/// Returns how often the container of the repair controller was restarted.
+fn controller_restarts() -> String {
+    let path =
+        "{.items[0].status.containerStatuses[?(@.name==\"repair-controller\")].restartCount}";
+    let mut get = command("get pods -n linkerd-cni -l k8s-app=linkerd-cni -o");
+    let output = get.arg(format!("jsonpath={path}")).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Asserts that a pod is repaired that starts after the repair controller, while the plugin is not
 /// chained. The controller's container restarts once, because it does not show netns that were
 /// mounted after its start.
-fn repaired_later(pods: &Pods) -> String {
-    let restarts = || {
-        let path =
-            "{.items[0].status.containerStatuses[?(@.name==\"repair-controller\")].restartCount}";
-        let pods = "get pods -n linkerd-cni -l k8s-app=linkerd-cni -o";
-        let output = command(pods).arg(format!("jsonpath={path}")).output().unwrap();
-        String::from_utf8(output.stdout).unwrap()
-    };
-    assert_eq!(restarts(), "0", "for the pod that started before");
+fn strand_and_repair_a_later_pod(pods: &Pods) -> String {
+    assert_eq!(controller_restarts(), "0", "for the pod that started before");
     let paused = Paused::process(agent().pid);
     network::rewrite_config();
     pods.create(&[pods::validated("beside", "1s")]);
     pods.until_stranded("beside");
     drop(paused);
-    let repair = repaired(pods, "beside");
-    assert_eq!(restarts(), "1", "for the pod that started later");
+    let repair = assert_repaired(pods, "beside");
+    assert_eq!(controller_restarts(), "1", "for the pod that started later");
     wait_for_rollout();
     format!("{repair}; the container of the repair controller restarted once")
 }
 
-fn requests_without_copy(node: &Node, helm: &Helm, pods: &Pods) -> String {
+/// Checks how many API requests the plugin sends if no agent keeps the node's copy.
+fn count_requests_without_copy(node: &Node, helm: &Helm, pods: &Pods) -> String {
     helm.run("upgrade", &["--reuse-values", "--set", "watchPods=false"]);
     pods.start(&[pods::meshed("asked"), pods::unmeshed("skipped")]);
-    let (meshed, unmeshed) = (node.api_requests("asked"), node.api_requests("skipped"));
+    let meshed = node.api_requests("asked");
+    let unmeshed = node.api_requests("skipped");
     assert!(
         primary_cni::requests_of_meshed_pod().contains(&meshed),
         "{meshed} API requests for a meshed pod"
@@ -155,7 +166,8 @@ fn requests_without_copy(node: &Node, helm: &Helm, pods: &Pods) -> String {
     format!("meshed pod {meshed}, unmeshed pod {unmeshed}")
 }
 
-fn rewrite(node: &Node) -> String {
+/// Checks that the agent chains the plugin again after the primary CNI has written its config.
+fn rewrite_config(node: &Node) -> String {
     let before = config_stamps();
     network::rewrite_config();
     until_within(Duration::from_secs(30), "the primary CNI writes its file", || {
@@ -170,26 +182,31 @@ fn rewrite(node: &Node) -> String {
 
 /// Returns inode and time of change of each network config. They show whether a file was written.
 fn config_stamps() -> Vec<(PathBuf, u64, i64, i64)> {
-    let paths = fs::read_dir("/etc/cni/net.d").unwrap().flatten().map(|entry| entry.path());
-    let configs = paths.filter(|path| path.to_string_lossy().contains(".conf"));
-    let stamps = configs.filter_map(|path| {
-        let file = path.symlink_metadata().ok()?;
-        Some((path, file.ino(), file.ctime(), file.ctime_nsec()))
-    });
-    let mut stamps: Vec<_> = stamps.collect();
+    let mut stamps = Vec::new();
+    for entry in fs::read_dir("/etc/cni/net.d").unwrap().flatten() {
+        let path = entry.path();
+        if !path.to_string_lossy().contains(".conf") {
+            continue;
+        }
+        if let Ok(file) = path.symlink_metadata() {
+            stamps.push((path, file.ino(), file.ctime(), file.ctime_nsec()));
+        }
+    }
     stamps.sort();
     stamps
 }
 
 fn restart_network(daemons: &str, pods: &Pods) -> String {
-    let seen = without_gap(&format!("a restart of {daemons}"), || {
+    let result = assert_no_gap_during(&format!("a restart of {daemons}"), || {
         network::cluster("restart-network");
     });
     pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
-    format!("{daemons}: {seen}")
+    format!("{daemons}: {result}")
 }
 
-fn without_gap(what: &str, event: impl FnOnce()) -> String {
+/// Starts pods during `event`. Asserts that the plugin is always installed, and that each pod is
+/// redirected.
+fn assert_no_gap_during(what: &str, event: impl FnOnce()) -> String {
     let watcher = Watcher::start();
     burst::start_annotated_pods_during(what, event);
     watcher.finish().assert_always_installed(what);
@@ -207,9 +224,9 @@ pub fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
 
 /// Deletes the pods that were started before the uninstall. The runtime calls DEL for them with the
 /// current network config, or with the cached one, which still names the plugin.
-fn delete(node: &Node, pods: Pods) -> String {
+fn delete_pods(node: &Node, pods: Pods) -> String {
     if runtime::deletes_from_cache() {
-        runtime::fails_to_delete_without_the_binary(node, "meshed");
+        runtime::assert_deletion_needs_binary(node, "meshed");
     }
     let names = ["meshed", "unmeshed", "sidecar"];
     for name in names {

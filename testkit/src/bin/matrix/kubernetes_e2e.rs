@@ -25,24 +25,24 @@ pub fn run(checks: &mut Checks) {
     let _dns = Dns::start();
     let mut without = Results::default();
     checks.run("Kubernetes' network tests without the plugin", || {
-        without = Results::of_run();
+        without = Results::run_tests();
         assert_eq!((without.passed.len(), without.failed.len()), (COUNT, 0));
         without.summary()
     });
     checks.run("Kubernetes' network tests with the plugin", || {
         Helm::new().run("install", &[]);
-        let with = Results::of_run();
+        let with = Results::run_tests();
         assert_eq!(with, without);
-        let pods = adds();
+        let pods = count_adds();
         assert!(matches!(pods, [0, (1..), 0]), "redirected, skipped, failed: {pods:?}");
         format!("{}; {} pods skipped", with.summary(), pods[1])
     });
     checks.run("Kubernetes' network tests with a proxy in every pod", || {
         kubectl_with_stdin("apply -f -", include_str!("injector.yaml"));
-        let before = adds();
-        let meshed = Results::of_run();
+        let before = count_adds();
+        let meshed = Results::run_tests();
         assert_eq!(meshed, without);
-        let after = adds();
+        let after = count_adds();
         let pods: [u64; 3] = array::from_fn(|index| after[index] - before[index]);
         assert!(matches!(pods, [(1..), 0, 0]), "redirected, skipped, failed: {pods:?}");
         format!("{}; {} pods redirected", meshed.summary(), pods[0])
@@ -56,7 +56,8 @@ struct Results {
 }
 
 impl Results {
-    fn of_run() -> Results {
+    /// Runs the tests.
+    fn run_tests() -> Results {
         let directory = TempDir::new().unwrap();
         // The tests mostly wait, so more of them run at the same time than there are processors.
         let status = Command::new("ginkgo")
@@ -104,7 +105,7 @@ impl Results {
 }
 
 /// Returns the numbers of ADDs since the agents started: redirected, skipped and failed.
-fn adds() -> [u64; 3] {
+fn count_adds() -> [u64; 3] {
     let mut sum = [0; 3];
     for agent in agents::by_node().into_values() {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{}:9991/proxy/metrics", agent.name);
@@ -119,6 +120,7 @@ fn adds() -> [u64; 3] {
     sum
 }
 
+/// The cluster's DNS server. Dropping the value ends it.
 struct Dns(#[expect(dead_code)] KilledOnDrop, #[expect(dead_code)] TempDir);
 
 impl Dns {

@@ -31,6 +31,7 @@ impl Machine {
         Machine::in_cluster(name)
     }
 
+    /// Loads the image in this archive on the node.
     pub fn load(&self, archive: &Path) {
         let archive = archive.to_str().unwrap();
         script("node", &["run", &self.name, "scripts/cluster", "load", archive]);

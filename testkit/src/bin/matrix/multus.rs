@@ -23,11 +23,16 @@ const NET_DIR: &str = "/etc/cni/multus/net.d";
 const DAEMON_PID: &str = "/var/lib/linkerd2-cni-cluster/pid/multus-daemon";
 const DAEMON_CONF: &str = "/etc/cni/net.d/00-multus.conf";
 
-pub fn second_network(pods: &Pods) -> String {
-    let ranges: Vec<Value> =
-        Family::all().iter().map(|family| json!([{"subnet": second(*family)}])).collect();
+/// Starts a pod with a second network. Asserts that its netns has the rules of a pod with one
+/// network.
+pub fn start_with_second_network(pods: &Pods) -> String {
+    let mut ranges: Vec<Value> = Vec::new();
+    for family in Family::all() {
+        ranges.push(json!([{"subnet": second_subnet(family)}]));
+    }
     let objects = yaml(include_str!("multus.yaml"));
-    let [mut config, mut attachment] = ["config", "attachment"].map(|name| objects[name].clone());
+    let mut config = objects["config"].clone();
+    let mut attachment = objects["attachment"].clone();
     config["ipam"]["ranges"] = ranges.into();
     attachment["spec"]["config"] = config.to_string().into();
     apply(&attachment);
@@ -35,17 +40,18 @@ pub fn second_network(pods: &Pods) -> String {
         attached(pods::meshed("two-networks"), "default/second"),
         pods::meshed("one-network"),
     ]);
-    let [two, one] = ["two-networks", "one-network"].map(|name| netns_of(&pods.ip(name)));
+    let two = netns_of(&pods.ip("two-networks"));
+    let one = netns_of(&pods.ip("one-network"));
     assert!(two.output(&["ip", "-o", "address", "show", "dev", "net1"]).contains("net1"));
     assert_eq!(two.rules(), one.rules());
-    assert_one_set(&two);
+    assert_one_set_of_rules(&two);
     pods.assert_answers("unmeshed", "two-networks", "proxy-inbound");
     "redirected, with the rules of a pod with one network, once".to_owned()
 }
 
-/// Checks that pods start after Multus' daemon has stopped and removed its config. If the agent had
-/// made a config of its own from that of Multus, it would stay, and no pod would start.
-pub fn stopped_daemon(pods: &Pods) -> String {
+/// Stops Multus' daemon, which removes its config. Asserts that pods start nevertheless. If the
+/// agent had made a config of its own from that of Multus, it would stay, and no pod would start.
+pub fn stop_daemon(pods: &Pods) -> String {
     let pid = fs::read_to_string(DAEMON_PID).unwrap();
     kill(Pid::from_raw(pid.trim().parse().unwrap()), Signal::SIGTERM).unwrap();
     until("the daemon's network config is removed", || !Path::new(DAEMON_CONF).exists());
@@ -55,10 +61,10 @@ pub fn stopped_daemon(pods: &Pods) -> String {
     "a meshed pod starts and is redirected".to_owned()
 }
 
-/// Checks that with `chained: false` Multus calls the plugin only for pods that name the plugin's
-/// NetworkAttachmentDefinition.
-pub fn called_by_an_attachment(helm: &Helm, pods: &Pods) -> String {
-    // Remove the plugin binary that the last uninstall left. No pod needs it any more.
+/// Installs the plugin with `chained: false`. Asserts that Multus calls the plugin only for pods
+/// that name the plugin's NetworkAttachmentDefinition.
+pub fn install_as_attachment(helm: &Helm, pods: &Pods) -> String {
+    // Removes the plugin binary that the last uninstall left. No pod needs it any more.
     let _ = fs::remove_file("/opt/cni/bin/linkerd-cni");
     let standalone =
         format!("chained=false,networkAttachmentDefinition.enabled=true,destCNINetDir={NET_DIR}");
@@ -71,14 +77,14 @@ pub fn called_by_an_attachment(helm: &Helm, pods: &Pods) -> String {
     let target = Family::all()[0].to(&pods.ip("unnamed"), 8080);
     let unnamed = pods.connect("named", "linkerd-proxy", &target);
     assert!(unnamed.starts_with("app-of-unnamed"), "{unnamed}");
-    assert_one_set(&netns_of(&pods.ip("named")));
+    assert_one_set_of_rules(&netns_of(&pods.ip("named")));
     helm.must(&["test", "linkerd-cni", "-n", NAMESPACE, "--timeout", "60s"]);
     "only the pod that names it is redirected".to_owned()
 }
 
-/// Checks that the chart's MutatingAdmissionPolicy adds the name of the
+/// Enables the chart's MutatingAdmissionPolicy. Asserts that it adds the name of the
 /// NetworkAttachmentDefinition, which is in another namespace, to each new meshed pod.
-pub fn annotated_by_the_policy(helm: &Helm, pods: &Pods) -> String {
+pub fn annotate_by_policy(helm: &Helm, pods: &Pods) -> String {
     let annotates = "--set=networkAttachmentDefinition.annotatePods=true";
     let namespace = "--set=networkAttachmentDefinition.namespace=kube-system";
     helm.run("upgrade", &["--reuse-values", annotates, namespace]);
@@ -93,11 +99,11 @@ pub fn annotated_by_the_policy(helm: &Helm, pods: &Pods) -> String {
     for (pod, annotation) in &cases {
         let name = pod["metadata"]["name"].as_str().unwrap();
         pods.start(std::slice::from_ref(pod));
-        let found = get(&format!("pod -n {name} {name}"));
-        assert_eq!(networks_of(&found), annotation, "{name}");
+        let created = get(&format!("pod -n {name} {name}"));
+        assert_eq!(networks_of(&created), annotation, "{name}");
         if annotation.is_string() {
             pods.assert_answers("unnamed", name, "proxy-inbound");
-            assert_one_set(&netns_of(&pods.ip(name)));
+            assert_one_set_of_rules(&netns_of(&pods.ip(name)));
         }
     }
     pods.assert_answers("annotated", "unannotated", "proxy-outbound");
@@ -105,12 +111,9 @@ pub fn annotated_by_the_policy(helm: &Helm, pods: &Pods) -> String {
         .to_owned()
 }
 
-pub fn uninstalled_without_chaining(
-    node: &Node,
-    helm: &Helm,
-    before: &Files,
-    pods: Pods,
-) -> String {
+/// Uninstalls the plugin that is not chained. Asserts that its files are removed, and that its pods
+/// can be deleted.
+pub fn uninstall_without_chaining(node: &Node, helm: &Helm, before: &Files, pods: Pods) -> String {
     helm.uninstall();
     primary_cni::assert_files_after_uninstall(node, before);
     assert!(!Path::new(NET_DIR).join("linkerd-cni.conf").exists());
@@ -124,8 +127,8 @@ pub fn uninstalled_without_chaining(
 /// Returns the pod as the API server would create it in the namespace `default`.
 fn admitted(pod: &Value) -> Value {
     let pod = pods::in_default(pod.clone());
-    let created = kubectl_with_stdin("create --dry-run=server -o json -f -", &pod.to_string());
-    serde_json::from_str(&created).unwrap()
+    let output = kubectl_with_stdin("create --dry-run=server -o json -f -", &pod.to_string());
+    serde_json::from_str(&output).unwrap()
 }
 
 fn networks_of(pod: &Value) -> &Value {
@@ -139,14 +142,15 @@ fn attached(mut pod: Value, networks: &str) -> Value {
 
 /// Returns the subnet of the second network. No other network of these clusters has these
 /// addresses.
-fn second(family: Family) -> &'static str {
+fn second_subnet(family: Family) -> &'static str {
     match family {
         Family::Ipv4 => "10.99.0.0/24",
         Family::Ipv6 => "fd00:10:99::/64",
     }
 }
 
-fn assert_one_set(netns: &Netns) {
+/// Asserts that the netns has the redirect rules once for each family.
+fn assert_one_set_of_rules(netns: &Netns) {
     let rules = netns.rules();
     let outbound = rules.matches("redirect-all-outgoing-to-proxy-port").count();
     assert_eq!(outbound, Family::all().len(), "{rules}");

@@ -19,6 +19,7 @@ const COPIED: [&str; 3] =
     ["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim", "/opt/cni/bin/istio-cni"];
 const POLICY: Duration = Duration::from_secs(60);
 
+/// Runs a command of `scripts/cluster`.
 pub fn cluster(command: &str) -> String {
     script("cluster", &[command])
 }
@@ -28,6 +29,7 @@ pub fn rewrite_config() {
     cluster("rewrite-network");
 }
 
+/// Returns the names of the primary CNI's daemons, separated by spaces.
 pub fn daemons() -> String {
     cluster("network-daemons").split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -36,7 +38,8 @@ pub fn daemons() -> String {
 pub fn unchanging(files: &Files) -> Files {
     let mut files = files.clone();
     if let Some((_, _, size, hash)) = files.get_mut(Path::new(CALICO_KUBECONFIG)) {
-        (*size, *hash) = (0, 0);
+        *size = 0;
+        *hash = 0;
     }
     for path in COPIED {
         if let Some((_, _, _, hash)) = files.get_mut(Path::new(path)) {
@@ -50,7 +53,8 @@ pub fn unchanging(files: &Files) -> Files {
 /// ports, because the redirection happens inside of the pods.
 pub fn policies(pods: &Pods) -> String {
     let family = Family::all()[0];
-    let [meshed, unmeshed] = ["meshed", "unmeshed"].map(|name| pods.ip_of(name, family));
+    let meshed = pods.ip_of("meshed", family);
+    let unmeshed = pods.ip_of("unmeshed", family);
     let to_meshed = |port| pods.connect("unmeshed", "app", &family.to(&meshed, port));
     let from_proxy = || pods.connect("meshed", "linkerd-proxy", &family.to(&unmeshed, 8080));
 

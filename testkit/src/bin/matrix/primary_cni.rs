@@ -59,6 +59,7 @@ pub fn requests_of_unmeshed_pod() -> usize {
     usize::from(kind().is_multus())
 }
 
+/// Whether the plugin entry is in the conflist, together with that of Istio if the node has one.
 pub fn is_chained_again(node: &Node) -> bool {
     match kind() {
         Kind::IstioFirst | Kind::IstioAfter => istio::is_chained(),
@@ -66,6 +67,7 @@ pub fn is_chained_again(node: &Node) -> bool {
     }
 }
 
+/// Returns the name of the check in which the daemons of the primary CNI restart.
 pub fn restart_check() -> &'static str {
     if kind().is_istio() { "Istio's agent restarts" } else { "the primary CNI restarts" }
 }
@@ -90,15 +92,15 @@ pub fn assert_files_after_uninstall(node: &Node, before: &Files) -> &'static str
     if kind() == Kind::MultusThick {
         // The config of Multus is not compared before the daemon restarts: until then, the daemon
         // writes each capability that a plugin of its delegate ever had.
-        let [mut expected, mut left] = [before.clone(), files_without_binary(node, is_kept)];
-        for files in [&mut expected, &mut left] {
-            files.remove(Path::new(MULTUS_CONF));
-        }
-        assert_eq!(left, expected, "uninstalling leaves the node's files");
+        let mut expected = before.clone();
+        let mut actual = files_without_binary(node, is_kept);
+        expected.remove(Path::new(MULTUS_CONF));
+        actual.remove(Path::new(MULTUS_CONF));
+        assert_eq!(actual, expected, "uninstalling leaves the node's files");
         network::rewrite_config();
     }
-    let left = files_without_binary(node, is_kept);
-    assert_eq!(left, before, "uninstalling leaves the node's files");
+    let actual = files_without_binary(node, is_kept);
+    assert_eq!(actual, before, "uninstalling leaves the node's files");
     "the node's files as before"
 }
 

@@ -38,9 +38,11 @@ pub fn run(reboots: usize, checks: &mut Checks) {
     if !checks.run("install", || install(&helm, &["--set", &audits])) {
         return;
     }
-    checks.run("the running pod of a Job that started before is repaired", || repaired(&pods));
-    checks.run("a Job replaces its pod whose validator failed", replaced);
-    checks.run("RestartAllContainers", || all_containers_restart(&pods));
+    checks.run("the running pod of a Job that started before is repaired", || {
+        assert_running_pod_is_repaired(&pods)
+    });
+    checks.run("a Job replaces its pod whose validator failed", assert_failed_pod_is_replaced);
+    checks.run("RestartAllContainers", || restart_all_containers(&pods));
     checks.run("the node reboots", || reboot(reboots, &pods));
     checks.run("uninstall", || uninstall(&node, &helm, &before));
 }
@@ -49,17 +51,19 @@ pub fn run(reboots: usize, checks: &mut Checks) {
 fn job(mut pod: Value) -> Value {
     pod["spec"]["restartPolicy"] = json!("Never");
     let name = &pod["metadata"]["name"];
-    let [labels, annotations] = ["labels", "annotations"].map(|key| &pod["metadata"][key]);
-    let metadata = json!({"labels": labels, "annotations": annotations});
+    let pod_metadata = json!({
+        "labels": pod["metadata"]["labels"],
+        "annotations": pod["metadata"]["annotations"],
+    });
     json!({
         "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": name},
-        "spec": {"template": {"metadata": metadata, "spec": pod["spec"]}},
+        "spec": {"template": {"metadata": pod_metadata, "spec": pod["spec"]}},
     })
 }
 
-/// Checks that the pod is repaired without a restart. It has no validator, so an audit has to find
-/// it.
-fn repaired(pods: &Pods) -> String {
+/// Asserts that the pod `running` is repaired without a restart. The pod has no validator, so an
+/// audit has to find it.
+fn assert_running_pod_is_repaired(pods: &Pods) -> String {
     let begin = Instant::now();
     let ip = pods.ip("running");
     until("the pod is redirected", || answer_of(&ip).as_deref() == Some("proxy-inbound"));
@@ -68,21 +72,27 @@ fn repaired(pods: &Pods) -> String {
     format!("in place, redirected after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
-/// Checks that the Job replaces the pod whose validator failed. No repair could help that pod,
+/// Asserts that the Job replaces the pod whose validator failed. No repair could help that pod,
 /// because Kubernetes runs none of its containers again.
-fn replaced() -> String {
-    let ready = || address_of("validated").and_then(|ip| answer_of(&ip));
+fn assert_failed_pod_is_replaced() -> String {
     until_within(Duration::from_secs(300), "the Job's next pod is redirected", || {
-        ready().as_deref() == Some("proxy-inbound")
+        responder("validated").as_deref() == Some("proxy-inbound")
     });
     let failed = failed_with_95("validated");
     format!("{} pods failed before the plugin was there; the next one is redirected", failed.len())
 }
 
-/// Checks a pod with the action RestartAllContainers (KEP-5532). When its app ends, kubelet runs
-/// all containers again, also the validator, in the netns that the pod has. The rules are still in
-/// this netns, so nothing has to be repaired.
-fn all_containers_restart(pods: &Pods) -> String {
+/// Returns the name of the process that responds on port 8080 of the pod whose name starts with
+/// `name`.
+fn responder(name: &str) -> Option<String> {
+    let ip = address_of(name)?;
+    answer_of(&ip)
+}
+
+/// Restarts the containers of a pod with the action RestartAllContainers (KEP-5532). When its app
+/// ends, kubelet runs all containers again, also the validator, in the netns that the pod has. The
+/// rules are still in this netns, so nothing has to be repaired.
+fn restart_all_containers(pods: &Pods) -> String {
     let mut pod = pods::native_sidecar("restarted");
     let app = &mut pod["spec"]["containers"][0];
     app["restartPolicy"] = json!("Always");
@@ -91,12 +101,13 @@ fn all_containers_restart(pods: &Pods) -> String {
     }]);
     pods.start(&[pod]);
     let container = |kind: &str| pods.field("restarted", &format!(".status.{kind}[0].containerID"));
-    let (app, validator) = (container("containerStatuses"), container("initContainerStatuses"));
+    let app = container("containerStatuses");
+    let validator = container("initContainerStatuses");
     let netns = cached_add("restarted").unwrap()["result"].clone();
     kill(process_of(app.split_once("://").unwrap().1).unwrap(), Signal::SIGTERM).unwrap();
     until("the validator ran again", || {
-        let now = container("initContainerStatuses");
-        !now.is_empty() && now != validator
+        let current = container("initContainerStatuses");
+        !current.is_empty() && current != validator
     });
     pods.until_ready("restarted");
     assert_eq!(cached_add("restarted").unwrap()["result"], netns, "the pod's netns");
@@ -124,22 +135,22 @@ fn reboot(times: usize, pods: &Pods) -> String {
         let net_dir = File::open("/etc/cni/net.d").unwrap();
         let lock = Flock::lock(net_dir, FlockArg::LockExclusive).expect("the net dir is locked");
         network::cluster("reboot");
-        let boot = Instant::now();
+        let boot_time = Instant::now();
         let agent = until_found("the agent runs", || testkit::pids().find(|pid| is_agent(*pid)));
         let paused = Paused::process(Pid::from_raw(agent));
         drop(lock);
         until("all pods have their network", || {
-            let now = MESHED.map(sandbox);
-            now.iter().zip(&sandboxes).all(|(now, before)| now.is_some() && now != before)
+            let current = MESHED.map(sandbox);
+            current.iter().zip(&sandboxes).all(|(new, old)| new.is_some() && new != old)
         });
         drop(paused);
         until("all pods are redirected", || MESHED.iter().all(|name| is_redirected(name, number)));
-        longest = longest.max(boot.elapsed());
+        longest = longest.max(boot_time.elapsed());
         // kubelet runs the validators for the new sandbox, and again after each failure.
         until("the validators failed, as the pods started before the plugin was chained", || {
-            let now = validator_restarts();
-            now.len() == 4
-                && now.iter().zip(&restarts_before).all(|(now, before)| *now >= before + 2)
+            let current = validator_restarts();
+            current.len() == MESHED.len()
+                && current.iter().zip(&restarts_before).all(|(new, old)| *new >= old + 2)
         });
         // Before Kubernetes 1.37, kubelet skips the validator of a pod whose app was created and not
         // started when the node stopped:
@@ -147,8 +158,9 @@ fn reboot(times: usize, pods: &Pods) -> String {
         // containerd still reports the app as created:
         // https://github.com/containerd/containerd/blob/v2.4.2/internal/cri/server/restart.go#L346
         until("all apps run", || {
-            let now = app_start_times();
-            now.len() == 4 && now.iter().zip(&apps_before).all(|(now, before)| now != before)
+            let current = app_start_times();
+            current.len() == MESHED.len()
+                && current.iter().zip(&apps_before).all(|(new, old)| new != old)
         });
     }
     for name in MESHED {
@@ -187,12 +199,14 @@ fn sandbox(name: &str) -> Option<String> {
     Some(cached_add(name)?["containerId"].as_str()?.to_owned())
 }
 
-fn is_redirected(name: &str, number: usize) -> bool {
-    let responder = address_of(name).and_then(|ip| answer_of(&ip));
-    assert_ne!(responder, Some(format!("app-of-{name}")), "not redirected after reboot {number}");
+/// Whether the pod's proxy responds. Fails if the app responds without its proxy.
+fn is_redirected(name: &str, reboot: usize) -> bool {
+    let responder = responder(name);
+    assert_ne!(responder, Some(format!("app-of-{name}")), "not redirected after reboot {reboot}");
     responder.as_deref() == Some("proxy-inbound")
 }
 
+/// Returns the exit codes of the validators of failed pods. Fails if one of them is not 95.
 fn failed_with_95(namespace: &str) -> Vec<String> {
     let exit = ".items[*].status.initContainerStatuses[0].state.terminated.exitCode";
     let codes = field(&format!("pods -n {namespace} --field-selector=status.phase=Failed"), exit);

@@ -15,6 +15,7 @@ use testkit::until::until_within;
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const CACHE: &str = "/var/lib/cni/results";
 
+/// Returns the name of the runtime without its version.
 fn component() -> String {
     let runtime = setting("CLUSTER_RUNTIME");
     runtime.split('-').next().unwrap_or_default().to_owned()
@@ -26,11 +27,11 @@ pub fn deletes_from_cache() -> bool {
     component() == "crio"
 }
 
-/// Shows that the runtime needs the plugin binary to delete a pod: begins to delete a pod while the
-/// binary is missing, and waits for the runtime's error.
-pub fn fails_to_delete_without_the_binary(node: &Node, name: &str) {
-    let hidden = Path::new("/opt/cni/linkerd-cni.away");
-    fs::rename(BINARY, hidden).unwrap();
+/// Asserts that the runtime needs the plugin binary to delete a pod: begins to delete a pod while
+/// the binary is missing, and waits for the runtime's error.
+pub fn assert_deletion_needs_binary(node: &Node, name: &str) {
+    let hidden_binary = Path::new("/opt/cni/linkerd-cni.away");
+    fs::rename(BINARY, hidden_binary).unwrap();
     kubectl(&format!("delete pod -n {name} {name} --grace-period=1 --wait=false"));
     until_within(Duration::from_secs(60), "the runtime fails to delete the pod", || {
         let log = node.kubelet_log();
@@ -38,9 +39,10 @@ pub fn fails_to_delete_without_the_binary(node: &Node, name: &str) {
         failures.any(|line| line.contains("linkerd-cni"))
     });
     assert!(has_cached(name));
-    fs::rename(hidden, BINARY).unwrap();
+    fs::rename(hidden_binary, BINARY).unwrap();
 }
 
+/// Whether the runtime has cached the result of ADD for a pod in this namespace.
 pub fn has_cached(namespace: &str) -> bool {
     let files = fs::read_dir(CACHE).unwrap().flatten();
     let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
@@ -48,24 +50,26 @@ pub fn has_cached(namespace: &str) -> bool {
     texts.into_iter().any(|text| text.contains(&argument))
 }
 
-pub fn remove_kept(node: &Node, before: &Files) -> String {
+/// Removes the plugin binary that the uninstall has left for the runtime.
+pub fn remove_kept_binary(node: &Node, before: &Files) -> String {
     remove_leftovers(node, before, "--env=LINKERD_CNI_KEEP_BINARY=false");
     "the node's files as before".to_owned()
 }
 
+/// Restarts the runtime. Checks that running pods keep their containers, and that new pods start.
 pub fn restart(pods: &Pods) -> String {
     let containers = || pods.field("meshed", ".status.containerStatuses[*].containerID");
     let before = containers();
     let begin = Instant::now();
     kill_component(&component());
     start_missing_components();
-    let took = begin.elapsed();
+    let restart_time = begin.elapsed();
     pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
     pods.start(&[pods::meshed("restarted")]);
     pods.assert_answers("unmeshed", "restarted", "proxy-inbound");
     assert_eq!(containers(), before, "the restart ends containers");
     wait_for_rollout();
-    format!("{} back after {:.1} s; its pods run on", component(), took.as_secs_f64())
+    format!("{} back after {:.1} s; its pods run on", component(), restart_time.as_secs_f64())
 }
 
 pub fn has_user_namespaces() -> bool {
@@ -93,15 +97,20 @@ pub fn start_in_user_namespace(pods: &Pods) -> String {
 /// Returns the UID map of a pod's process in a user namespace of its own.
 fn mapped_uids() -> Option<String> {
     for pid in testkit::pids() {
-        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let command_line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let map = fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
-        let words: Vec<&str> = map.split_whitespace().collect();
-        if line.starts_with("/probe\0")
-            && let ["0", first, ..] = words[..]
-            && first != "0"
-        {
-            return Some(words.join(" "));
+        if command_line.starts_with("/probe\0") && maps_root(&map) {
+            return Some(map.split_whitespace().collect::<Vec<_>>().join(" "));
         }
     }
     None
+}
+
+/// Whether the first line of a UID map maps root to another user. The line has the first UID inside
+/// of the namespace, the first UID outside, and the number of UIDs.
+fn maps_root(uid_map: &str) -> bool {
+    let mut numbers = uid_map.split_whitespace();
+    let inside = numbers.next();
+    let outside = numbers.next();
+    inside == Some("0") && outside.is_some() && outside != Some("0")
 }

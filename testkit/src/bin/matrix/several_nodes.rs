@@ -18,7 +18,10 @@ use crate::agents::{self, AgentPod, SeenAgents};
 use crate::checks::Checks;
 use crate::machine::Machine;
 
+/// The meshed pods of the first, second and third node.
 const MESHED: [&str; 3] = ["meshed-one", "meshed-two", "meshed-three"];
+/// A meshed pod on the second node, which starts after the node was drained.
+const POD_AFTER_DRAIN: &str = "after-drain";
 const TAINT: &str = "linkerd.io/cni-not-ready";
 const ROLLOUT: Duration = Duration::from_secs(180);
 const TIMEOUT: &str = "--timeout=180s";
@@ -32,25 +35,29 @@ pub fn run(names: [&str; 3], image: &Path, checks: &mut Checks) {
     if !checks.run("install on tainted nodes", || install(&helm, &pods, [&first, &second])) {
         return;
     }
-    checks.run("repair on one node", || repaired_by_its_own_node(&pods, &second));
+    checks.run("repair on one node", || assert_repaired_by_its_own_node(&pods, &second));
     let mut third = None;
     checks.run("a node joins", || {
         let third = third.insert(Machine::join(&first, names[2], TAINT));
-        starts_after_the_agent(&pods, third, image)
+        assert_pod_waits_for_agent(&pods, third, image)
     });
     let Some(third) = third else { return };
     let all = [&first, &second, &third];
-    checks.run("connections between nodes", || connections(&pods, all));
-    checks.run("Events of each node", || events(all));
-    checks.run("rollout with a surge", || surge(&helm, all));
-    checks.run("rollout without a surge", || unavailable(&helm, all));
-    checks.run("SIGKILL on one node", || killed(&second, all));
+    checks.run("connections between nodes", || connect_between_nodes(&pods, all));
+    checks.run("Events of each node", || assert_one_event_for_each_pod(all));
+    checks.run("rollout with a surge", || roll_out_with_surge(&helm, all));
+    checks.run("rollout without a surge", || roll_out_without_surge(&helm, all));
+    checks.run("SIGKILL on one node", || kill_agent(&second, all));
     checks.run("one node leaves the DaemonSet's scope", || {
-        always_installed([&first, &second], || leaves_and_returns(&pods, &third))
+        assert_always_installed_during([&first, &second], || {
+            remove_node_from_scope_and_return_it(&pods, &third)
+        })
     });
-    checks.run("one node is drained", || drained(&pods, &second, all));
+    checks.run("one node is drained", || drain_node(&pods, &second, all));
     checks.run("uninstall", || uninstall(&helm, all));
-    checks.run("pods started before the uninstall are deleted", || deleted(pods, all));
+    checks.run("pods started before the uninstall are deleted", || {
+        delete_one_pod_of_each_node(pods, all)
+    });
 }
 
 fn install(helm: &Helm, pods: &Pods, nodes: [&Machine; 2]) -> String {
@@ -69,7 +76,9 @@ fn install(helm: &Helm, pods: &Pods, nodes: [&Machine; 2]) -> String {
     format!("two nodes ready and without the startup taint after {:.1?}", begin.elapsed())
 }
 
-fn repaired_by_its_own_node(pods: &Pods, node: &Machine) -> String {
+/// Asserts that the repair controller of the pod's node repairs the pod `stranded`, and that the
+/// controllers of other nodes send no API request about it.
+fn assert_repaired_by_its_own_node(pods: &Pods, node: &Machine) -> String {
     pods.until_ready("stranded");
     let uid = pods.field("stranded", ".metadata.uid");
     let agent = agents::by_node()[&node.name].name.clone();
@@ -85,9 +94,9 @@ fn repaired_by_its_own_node(pods: &Pods, node: &Machine) -> String {
         .to_owned()
 }
 
-/// Checks that a pod waits on a new node until the agent is ready there. The agent has to wait,
+/// Asserts that a pod waits on a new node until the agent is ready there. The agent has to wait,
 /// too, because its image is loaded on the node only later.
-fn starts_after_the_agent(pods: &Pods, third: &Machine, image: &Path) -> String {
+fn assert_pod_waits_for_agent(pods: &Pods, third: &Machine, image: &Path) -> String {
     let name = third.name.as_str();
     pods.create(&[third.only(pods::native_sidecar("patient"))]);
     until("the agent's pod is on the new node", || agents::by_node().contains_key(name));
@@ -111,7 +120,9 @@ fn starts_after_the_agent(pods: &Pods, third: &Machine, image: &Path) -> String 
     )
 }
 
-fn connections(pods: &Pods, all: [&Machine; 3]) -> String {
+/// Starts a meshed pod on each node. Asserts that each pod reaches the pods of the other nodes
+/// through the proxies.
+fn connect_between_nodes(pods: &Pods, all: [&Machine; 3]) -> String {
     for (name, node) in MESHED.iter().zip(all) {
         // An invalid element results in an Event.
         let mut pod = pods::meshed(name);
@@ -123,23 +134,23 @@ fn connections(pods: &Pods, all: [&Machine; 3]) -> String {
         pods.until_ready(name);
         assert_redirected(pods, "client", name);
     }
-    let pairs = MESHED.iter().flat_map(|from| MESHED.map(|to| (*from, to)));
-    let pairs: Vec<_> = pairs.filter(|(from, to)| from != to).collect();
-    for (from, to) in &pairs {
-        let target = Family::all()[0].to(&pods.ip(to), 8080);
-        for (container, responder) in
-            [("app", "proxy-outbound"), ("linkerd-proxy", "proxy-inbound")]
-        {
-            pods.assert_connects([from, container, &target], responder, &target);
+    let mut pairs = 0;
+    for from in MESHED {
+        for to in MESHED {
+            if from == to {
+                continue;
+            }
+            let target = Family::all()[0].to(&pods.ip(to), 8080);
+            pods.assert_connects([from, "app", &target], "proxy-outbound", &target);
+            pods.assert_connects([from, "linkerd-proxy", &target], "proxy-inbound", &target);
+            pairs += 1;
         }
     }
-    format!(
-        "redirected from the first node to each, and in all {} ordered pairs of nodes",
-        pairs.len()
-    )
+    format!("redirected from the first node to each, and in all {pairs} ordered pairs of nodes")
 }
 
-fn events(all: [&Machine; 3]) -> String {
+/// Asserts that each pod of [`MESHED`] has one Event, which the agent of the pod's node has sent.
+fn assert_one_event_for_each_pod(all: [&Machine; 3]) -> String {
     let agents = agents::by_node();
     for (name, node) in MESHED.iter().zip(all) {
         let event = only_event(name, "LinkerdCNIPortsIgnored");
@@ -149,52 +160,62 @@ fn events(all: [&Machine; 3]) -> String {
     "one Event for each pod, each of the agent on the pod's node".to_owned()
 }
 
-/// Checks a rollout with a surge. The same upgrade limits the DaemonSet to nodes with a label,
-/// which all three nodes have.
-fn surge(helm: &Helm, all: [&Machine; 3]) -> String {
+/// Upgrades with a surge. The same upgrade limits the DaemonSet to nodes with a label, which all
+/// three nodes have.
+fn roll_out_with_surge(helm: &Helm, all: [&Machine; 3]) -> String {
     for node in all {
         kubectl(&format!("label node {} pool=meshed", node.name));
     }
-    let seen = undisturbed(all, || {
+    let agents = assert_stays_installed_during(all, || {
         helm.run("upgrade", &["--reuse-values", "--set=nodeSelector.pool=meshed", TIMEOUT]);
     });
-    assert_eq!(seen.most_without_agent, 0, "nodes without a ready agent: {:?}", seen.without_agent);
-    one_after_the_other(&seen)
+    assert_eq!(
+        agents.most_without_agent, 0,
+        "nodes without a ready agent: {:?}",
+        agents.without_agent
+    );
+    assert_replaced_one_by_one(&agents)
 }
 
-fn unavailable(helm: &Helm, all: [&Machine; 3]) -> String {
+/// Upgrades without a surge: the agent of a node ends before the next one starts there.
+fn roll_out_without_surge(helm: &Helm, all: [&Machine; 3]) -> String {
     let pace =
         "updateStrategy.rollingUpdate.maxUnavailable=1,updateStrategy.rollingUpdate.maxSurge=0";
     let set = format!("--set={pace},ignoreInboundPorts=9999");
-    let seen = undisturbed(all, || helm.run("upgrade", &["--reuse-values", &set, TIMEOUT]));
-    assert_eq!(seen.most_without_agent, 1, "most nodes without a ready agent");
-    let replaced = &seen.without_agent;
+    let agents = assert_stays_installed_during(all, || {
+        helm.run("upgrade", &["--reuse-values", &set, TIMEOUT]);
+    });
+    assert_eq!(agents.most_without_agent, 1, "most nodes without a ready agent");
+    let replaced = &agents.without_agent;
     assert_eq!(replaced.len(), all.len(), "each was replaced: {replaced:?}");
-    one_after_the_other(&seen)
+    assert_replaced_one_by_one(&agents)
 }
 
-fn one_after_the_other(seen: &SeenAgents) -> String {
-    assert_eq!(seen.most_starting, 1, "agents that start at a time");
-    let order = seen.order();
-    assert!(order.iter().collect::<BTreeSet<_>>().len() == 3 && order.len() == 3, "{order:?}");
+/// Asserts that the agent of each node was replaced once, and that never two agents started at the
+/// same time.
+fn assert_replaced_one_by_one(agents: &SeenAgents) -> String {
+    assert_eq!(agents.most_starting, 1, "agents that start at a time");
+    let order = agents.order();
+    let distinct_nodes: BTreeSet<_> = order.iter().collect();
+    assert!(distinct_nodes.len() == 3 && order.len() == 3, "{order:?}");
     format!(
         "at most {} without a ready agent; order: {}",
-        seen.most_without_agent,
+        agents.most_without_agent,
         order.join(", ")
     )
 }
 
 /// Runs `event`, and waits until the agents of all nodes are ready. Asserts that the plugin is
 /// always installed on all nodes meanwhile. Returns what was seen of the agents.
-fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> SeenAgents {
+fn assert_stays_installed_during(nodes: [&Machine; 3], event: impl FnOnce()) -> SeenAgents {
     until_ready(nodes);
-    always_installed(nodes, || {
-        let watch = SeenAgents::watch(&nodes.map(|node| node.name.as_str()));
+    assert_always_installed_during(nodes, || {
+        let recorder = SeenAgents::watch(&nodes.map(|node| node.name.as_str()));
         event();
         until_ready(nodes);
-        let mut seen = watch.finish();
-        seen.record();
-        seen
+        let mut agents = recorder.finish();
+        agents.record();
+        agents
     })
 }
 
@@ -202,7 +223,8 @@ fn until_ready(nodes: [&Machine; 3]) {
     until_within(ROLLOUT, "a ready agent on each node", || nodes.iter().all(has_ready_agent));
 }
 
-fn always_installed<const COUNT: usize, T>(
+/// Runs `event`. Asserts that the plugin is always installed on these nodes meanwhile.
+fn assert_always_installed_during<const COUNT: usize, T>(
     nodes: [&Machine; COUNT],
     event: impl FnOnce() -> T,
 ) -> T {
@@ -219,15 +241,17 @@ fn has_ready_agent(node: &&Machine) -> bool {
 }
 
 fn assert_others_are_same(node: &str, before: &BTreeMap<String, AgentPod>) {
-    let mut now = agents::by_node();
-    now.insert(node.to_owned(), before[node].clone());
-    assert_eq!(now, *before, "the agents of the other nodes are the same");
+    let mut current = agents::by_node();
+    // The agent of this node may differ.
+    current.insert(node.to_owned(), before[node].clone());
+    assert_eq!(current, *before, "the agents of the other nodes are the same");
 }
 
-fn killed(node: &Machine, all: [&Machine; 3]) -> String {
+/// Kills the agent of one node. Asserts that the agents of the other nodes do not change.
+fn kill_agent(node: &Machine, all: [&Machine; 3]) -> String {
     let before = agents::by_node();
     let begin = Instant::now();
-    let seen = undisturbed(all, || {
+    let agents = assert_stays_installed_during(all, || {
         let container = &before[&node.name].container;
         kill(process_of(container).unwrap(), Signal::SIGKILL).unwrap();
         until_within(ROLLOUT, "another container", || {
@@ -235,18 +259,20 @@ fn killed(node: &Machine, all: [&Machine; 3]) -> String {
             agents[&node.name].container != *container && agents[&node.name].ready
         });
     });
-    let others = seen.without_agent.iter().filter(|name| **name != node.name);
-    assert_eq!(others.count(), 0, "{:?}", seen.without_agent);
+    let others = agents.without_agent.iter().filter(|name| **name != node.name);
+    assert_eq!(others.count(), 0, "{:?}", agents.without_agent);
     assert_others_are_same(&node.name, &before);
     format!("ready again after {:.1?}; the others unchanged", begin.elapsed())
 }
 
-fn leaves_and_returns(pods: &Pods, node: &Machine) -> String {
+/// Removes the label that keeps a node in the DaemonSet's scope, and adds it again. Asserts that
+/// the plugin is uninstalled meanwhile.
+fn remove_node_from_scope_and_return_it(pods: &Pods, node: &Machine) -> String {
     let before = agents::by_node();
     let begin = Instant::now();
     kubectl(&format!("label node {} pool-", node.name));
     until("the node's files are as found", || node.files() == node.before);
-    let took = begin.elapsed();
+    let uninstall_time = begin.elapsed();
     until("the agent's pod is deleted", || !agents::by_node().contains_key(&node.name));
     assert_others_are_same(&node.name, &before);
     pods.start(&[node.only(pods::meshed("out-of-scope"))]);
@@ -258,12 +284,14 @@ fn leaves_and_returns(pods: &Pods, node: &Machine) -> String {
     until("the plugin is installed again", || node.has_plugin() && has_ready_agent(&node));
     pods.start(&[node.only(pods::meshed("in-scope"))]);
     assert_redirected(pods, "client", "in-scope");
-    format!("uninstalled there after {took:.1?}, installed again; the others unchanged")
+    format!("uninstalled there after {uninstall_time:.1?}, installed again; the others unchanged")
 }
 
-fn drained(pods: &Pods, node: &Machine, all: [&Machine; 3]) -> String {
+/// Drains a node. Asserts that its agent stays, and that a pod that starts there later is
+/// redirected.
+fn drain_node(pods: &Pods, node: &Machine, all: [&Machine; 3]) -> String {
     let name = &node.name;
-    always_installed(all, || {
+    assert_always_installed_during(all, || {
         let before = agents::by_node();
         kubectl(&format!(
             "drain {name} --ignore-daemonsets --force --grace-period=1 --timeout=120s"
@@ -274,8 +302,8 @@ fn drained(pods: &Pods, node: &Machine, all: [&Machine; 3]) -> String {
         kubectl(&format!("uncordon {name}"));
         assert_eq!(agents::by_node(), before, "all agents are the same");
     });
-    pods.start(&[node.only(pods::native_sidecar("refilled"))]);
-    assert_redirected(pods, "client", "refilled");
+    pods.start(&[node.only(pods::native_sidecar(POD_AFTER_DRAIN))]);
+    assert_redirected(pods, "client", POD_AFTER_DRAIN);
     "its pods deleted, its agent kept; a new pod there is redirected".to_owned()
 }
 
@@ -296,8 +324,9 @@ fn uninstall(helm: &Helm, all: [&Machine; 3]) -> String {
 
 /// Deletes one pod of each node. The runtimes call DEL for them with a network config that no
 /// longer has the plugin entry.
-fn deleted(pods: Pods, all: [&Machine; 3]) -> String {
-    for name in [MESHED[0], "refilled", MESHED[2]] {
+fn delete_one_pod_of_each_node(pods: Pods, all: [&Machine; 3]) -> String {
+    // The drain has deleted the first pod of the second node.
+    for name in [MESHED[0], POD_AFTER_DRAIN, MESHED[2]] {
         kubectl(&format!("delete pod -n {name} {name} --grace-period=1 --timeout=60s"));
     }
     drop(pods);
@@ -309,15 +338,14 @@ fn deleted(pods: Pods, all: [&Machine; 3]) -> String {
 
 fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
     let family = Family::all()[0];
-    let [from, to] = [unmeshed, meshed].map(|name| family.to(&pods.ip(name), 8080));
-    for (pod, container, target, responder) in [
-        (unmeshed, "app", &to, "proxy-inbound"),
-        (meshed, "app", &from, "proxy-outbound"),
-        (meshed, "linkerd-proxy", &from, &*format!("app-of-{unmeshed}")),
-    ] {
-        let original = if responder.starts_with("proxy") { target } else { "" };
-        pods.assert_connects([pod, container, target], responder, original);
-    }
+    let to_unmeshed = family.to(&pods.ip(unmeshed), 8080);
+    let to_meshed = family.to(&pods.ip(meshed), 8080);
+    // A proxy responds with the original destination.
+    pods.assert_connects([unmeshed, "app", &to_meshed], "proxy-inbound", &to_meshed);
+    pods.assert_connects([meshed, "app", &to_unmeshed], "proxy-outbound", &to_unmeshed);
+    // The rules exempt the proxy.
+    let app = format!("app-of-{unmeshed}");
+    pods.assert_connects([meshed, "linkerd-proxy", &to_unmeshed], &app, "");
 }
 
 /// Waits for the Event with this reason, and returns it. Panics if there are several such Events,
@@ -328,20 +356,29 @@ fn only_event(namespace: &str, reason: &str) -> Value {
     let mut events = events();
     assert_eq!(events.len(), 1, "{events:?}");
     let event = events.remove(0);
-    let sent =
-        [&event["count"], &event["series"]["count"]].map(|count| count.as_u64().unwrap_or(1));
-    assert_eq!(sent, [1, 1], "{event}");
+    // An Event that was sent once may have neither number.
+    let count = event["count"].as_u64().unwrap_or(1);
+    let series_count = event["series"]["count"].as_u64().unwrap_or(1);
+    assert_eq!([count, series_count], [1, 1], "{event}");
     event
 }
 
+/// Returns the pods whose repair controllers sent API requests about this namespace.
 fn controllers_that_asked_about(namespace: &str) -> BTreeSet<String> {
     let log = fs::read_to_string(state().join("audit.log")).unwrap();
-    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let asked = events.filter(|event| {
-        let agent = event["userAgent"].as_str().unwrap_or_default();
-        agent.starts_with("linkerd-cni-repair-controller/")
+    let mut pods = BTreeSet::new();
+    for line in log.lines() {
+        // The last line may be incomplete.
+        let Ok(event) = serde_json::from_str::<Value>(line) else {
+            continue;
+        };
+        let program = event["userAgent"].as_str().unwrap_or_default();
+        if program.starts_with("linkerd-cni-repair-controller/")
             && event["objectRef"]["namespace"] == namespace
-    });
-    let pod = "authentication.kubernetes.io/pod-name";
-    asked.map(|event| event["user"]["extra"][pod][0].as_str().unwrap_or("?").to_owned()).collect()
+        {
+            let pod = &event["user"]["extra"]["authentication.kubernetes.io/pod-name"][0];
+            pods.insert(pod.as_str().unwrap_or("?").to_owned());
+        }
+    }
+    pods
 }
