@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use rand::RngExt as _;
+use rand::rngs::StdRng;
 use testkit::OnDrop;
 use testkit::cluster::active;
 use testkit::cluster::agent::{self, KUBECONFIG, Paused};
@@ -40,20 +41,20 @@ const fn action(name: &'static str, keeps_agent: bool, perform: fn(&mut World)) 
 pub const ACTIONS: [Action; 20] = [
     action("agent killed (SIGKILL)", false, kill_agent),
     action("agent pod deleted", false, delete_pod),
-    action("API server killed, started again", true, |world| kill_api_server(world, false)),
-    action("API server and agent killed", false, |world| kill_api_server(world, true)),
+    action("API server killed, started again", true, kill_api_server),
+    action("API server and agent killed", false, kill_api_server_and_agent),
     action("API server stalled (SIGSTOP)", true, |world| stall(world, "kube-apiserver")),
     action("etcd stalled (SIGSTOP)", true, |world| stall(world, "etcd")),
-    action("conflist rewritten by the primary CNI", true, |world| rewrite_conflist(world, false)),
-    action("agent killed, conflist rewritten", false, |world| rewrite_conflist(world, true)),
+    action("conflist rewritten by the primary CNI", true, rewrite_conflist),
+    action("agent killed, conflist rewritten", false, kill_agent_and_rewrite_conflist),
     action("conflist deleted, written again", true, delete_conflist),
     action("kubeconfig deleted", true, delete_kubeconfig),
     action("token revoked (ServiceAccount recreated)", true, credential::revoke),
     action("token expired an hour ago, agent killed", false, |world| {
-        credential::replace_by(world, credential::EXPIRED);
+        credential::replace_with_invalid(world, credential::EXPIRED);
     }),
     action("token valid only in an hour, agent killed", false, |world| {
-        credential::replace_by(world, credential::NOT_YET_VALID);
+        credential::replace_with_invalid(world, credential::NOT_YET_VALID);
     }),
     action("CNI directories full, agent replaced", false, fill_disk),
     action("copy of the node's pods damaged", true, damage_copy),
@@ -74,7 +75,7 @@ const WITHOUT_API_BUDGET: Duration = Duration::from_secs(90);
 
 impl Action {
     pub fn perform(self, world: &mut World) {
-        ledger::begin(self.name);
+        ledger::begin_action(self.name);
         (self.perform)(world);
     }
 }
@@ -83,7 +84,7 @@ fn kill_agent(world: &mut World) {
     let old = agent::agent();
     let _ = kill(old.pid, Signal::SIGKILL);
     let begin = Instant::now();
-    world.recovered(begin, || {
+    world.wait_for_recovery_and(begin, || {
         agent::find_agent().is_some_and(|next| next.pid != old.pid && next.ready)
     });
 }
@@ -93,36 +94,58 @@ fn delete_pod(world: &mut World) {
     let force = if world.rng.random_bool(0.5) { "--force --grace-period=0" } else { "" };
     kubectl(&format!("delete pod {} -n {NAMESPACE} --wait=false {force}", old.pod));
     let begin = Instant::now();
-    world.recovered(begin, || agent::find_agent().is_some_and(|next| next.pod != old.pod));
+    world.wait_for_recovery_and(begin, || {
+        agent::find_agent().is_some_and(|next| next.pod != old.pod)
+    });
 }
 
-fn kill_api_server(world: &World, kills_agent: bool) {
+fn kill_api_server(world: &mut World) {
+    kill_api_server_and(world, || {});
+}
+
+fn kill_api_server_and_agent(world: &mut World) {
     let agent = agent::agent();
+    kill_api_server_and(world, || {
+        let _ = kill(agent.pid, Signal::SIGKILL);
+    });
+}
+
+/// Kills the API server, and calls `action`. The API server stays down until a meshed and an
+/// unmeshed pod have started without it.
+fn kill_api_server_and(world: &World, action: impl FnOnce()) {
     let before = started_without_api();
     {
-        let _down = outages::open(Cause::ApiServer);
+        let _outage = outages::open(Cause::ApiServer);
         let _restart = OnDrop(|| {
             // The restart includes kubelet, which starts no pods meanwhile.
             let _node = outages::open(Cause::Node);
             restart_api_server();
         });
         kill_component("kube-apiserver");
-        if kills_agent {
-            let _ = kill(agent.pid, Signal::SIGKILL);
-        }
-        let begin = Instant::now();
-        // The API server stays down until a meshed and an unmeshed pod have started without it.
-        while !started_without_api().iter().zip(before).all(|(now, before)| *now > before) {
-            if begin.elapsed() > WITHOUT_API_BUDGET {
-                let started = format!("{:?}, before {before:?}", started_without_api());
-                let seen = format!("unmeshed and meshed pods started without it: {started}");
-                ledger::violated(Invariant::StartsWithoutApi, seen);
-                break;
-            }
-            thread::sleep(Duration::from_millis(200));
-        }
+        action();
+        wait_for_starts_without_api(before);
     }
-    world.recovered(Instant::now(), || true);
+    world.wait_for_recovery(Instant::now());
+}
+
+/// Waits until an unmeshed and a meshed pod have started without the API server. `before` are the
+/// numbers of these pods before the outage.
+fn wait_for_starts_without_api(before: [usize; 2]) {
+    let begin = Instant::now();
+    loop {
+        let started = started_without_api();
+        if started[0] > before[0] && started[1] > before[1] {
+            return;
+        }
+        if begin.elapsed() > WITHOUT_API_BUDGET {
+            let description = format!(
+                "unmeshed and meshed pods started without it: {started:?}, before {before:?}"
+            );
+            ledger::record_violation(Invariant::StartsWithoutApi, description);
+            return;
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
 }
 
 /// Stops a component for some seconds. No bound on the start of pods holds meanwhile, because
@@ -135,21 +158,26 @@ fn stall(world: &mut World, name: &str) {
         let _stopped = Paused::process(pid);
         thread::sleep(Duration::from_secs(world.rng.random_range(5..20)));
     }
-    world.recovered(Instant::now(), || true);
+    world.wait_for_recovery(Instant::now());
 }
 
-/// Writes the conflist without the plugin entry, as the primary CNI does. With `kills_agent`, pods
-/// start without the entry until kubelet has started the agent again.
-fn rewrite_conflist(world: &World, kills_agent: bool) {
-    let agent = agent::agent();
+/// Writes the conflist without the plugin entry, as the primary CNI does.
+fn rewrite_conflist(world: &mut World) {
     let path = active::path("").expect("there is a conflist");
     let outage = outages::open(Cause::Unchained);
-    if kills_agent {
-        let _ = kill(agent.pid, Signal::SIGKILL);
-    }
     let begin = Instant::now();
     replace(&path, "soak", &world.original, 0o644);
-    world.recovered(begin, || true);
+    world.wait_for_recovery(begin);
+    drop(outage);
+}
+
+/// Kills the agent, and writes the conflist without the plugin entry. Pods start without the entry
+/// until kubelet has started the agent again.
+fn kill_agent_and_rewrite_conflist(world: &mut World) {
+    let agent = agent::agent();
+    let outage = outages::open(Cause::Unchained);
+    let _ = kill(agent.pid, Signal::SIGKILL);
+    rewrite_conflist(world);
     drop(outage);
 }
 
@@ -162,7 +190,7 @@ fn delete_conflist(world: &mut World) {
     let begin = Instant::now();
     replace(&path, "soak", &world.original, 0o644);
     drop(missing);
-    world.recovered(begin, || true);
+    world.wait_for_recovery(begin);
     drop(unchained);
 }
 
@@ -171,34 +199,33 @@ fn delete_kubeconfig(world: &mut World) {
     let credential = outages::open(Cause::Credential);
     let begin = Instant::now();
     fs::remove_file(KUBECONFIG).expect("there is a kubeconfig");
-    world.recovered(begin, || Path::new(KUBECONFIG).exists());
-    drop((outage, credential));
+    world.wait_for_recovery_and(begin, || Path::new(KUBECONFIG).exists());
+    drop(outage);
+    drop(credential);
 }
 
 fn fill_disk(world: &mut World) {
     let old = agent::agent();
     {
-        let _ballast = [active::NET_DIR, active::BIN_DIR].map(fill);
+        let _net_dir_ballast = fill_file_system(active::NET_DIR);
+        let _bin_dir_ballast = fill_file_system(active::BIN_DIR);
         kubectl(&format!("delete pod {} -n {NAMESPACE} --wait=false", old.pod));
         thread::sleep(Duration::from_secs(15));
     }
     let begin = Instant::now();
-    world.recovered(begin, || agent::find_agent().is_some_and(|next| next.pod != old.pod));
+    world.wait_for_recovery_and(begin, || {
+        agent::find_agent().is_some_and(|next| next.pod != old.pod)
+    });
 }
 
-/// Damages files of the node's copy of its pods while pods start: removes them, cuts them,
-/// overwrites them and makes them immutable. At last makes the directory immutable.
+/// Damages the node's copy of its pods while pods start: first its files, then makes the directory
+/// immutable.
 fn damage_copy(world: &mut World) {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(10) {
-        for name in copied_pods().into_iter().filter(|name| !name.starts_with('.')) {
-            let path = Path::new(COPY).join(name);
-            // Errors are ignored, because the agent may remove or replace the file meanwhile.
-            match world.rng.random_range(0..4) {
-                0 => drop(fs::remove_file(path)),
-                1 => drop(File::options().write(true).open(path).map(|file| file.set_len(20))),
-                2 => drop(fs::write(path, "garbage")),
-                _ => drop(make_immutable(path)),
+        for name in copied_pods() {
+            if !name.starts_with('.') {
+                damage_file(&Path::new(COPY).join(name), &mut world.rng);
             }
         }
         thread::sleep(Duration::from_millis(20));
@@ -206,17 +233,37 @@ fn damage_copy(world: &mut World) {
     let immutable = make_immutable(COPY.into());
     thread::sleep(Duration::from_secs(world.rng.random_range(5..15)));
     drop(immutable);
-    world.recovered(Instant::now(), || true);
+    world.wait_for_recovery(Instant::now());
+}
+
+/// Removes, cuts or overwrites a file, or makes it immutable for an instant. Errors are ignored,
+/// because the agent may remove or replace the file meanwhile.
+fn damage_file(path: &Path, rng: &mut StdRng) {
+    match rng.random_range(0..4) {
+        0 => {
+            let _ = fs::remove_file(path);
+        }
+        1 => {
+            if let Ok(file) = File::options().write(true).open(path) {
+                let _ = file.set_len(20);
+            }
+        }
+        2 => {
+            let _ = fs::write(path, "garbage");
+        }
+        _ => drop(make_immutable(path.to_owned())),
+    }
 }
 
 fn cut_watch(world: &mut World) {
     let agent = get(&format!("pod {} -n {NAMESPACE}", agent::agent().pod));
     let netns = netns_of(agent["status"]["podIP"].as_str().expect("the agent runs"));
-    let (input, output) = (dropping_chain("input", "sport"), dropping_chain("output", "dport"));
+    let input = dropping_chain("input", "sport");
+    let output = dropping_chain("output", "dport");
     netns.must(&["nft", &format!("table inet soak {{ {input}{output} }}")]);
     thread::sleep(Duration::from_secs(world.rng.random_range(5..15)));
     netns.must(&["nft", "delete", "table", "inet", "soak"]);
-    world.recovered(Instant::now(), || true);
+    world.wait_for_recovery(Instant::now());
 }
 
 /// A chain of nftables that drops packets from or to the API server.
@@ -230,32 +277,32 @@ fn upgrade(world: &mut World) {
     let ports = format!("ignoreInboundPorts={}", world.rng.random_range(9000..9999));
     let begin = Instant::now();
     world.helm.run("upgrade", &["--reuse-values", "--set", &ports]);
-    world.recovered(begin, || true);
+    world.wait_for_recovery(begin);
 }
 
 fn rollback(world: &mut World) {
     let begin = Instant::now();
     world.helm.must(&["rollback", "linkerd-cni", "-n", NAMESPACE, "--wait", "--timeout", "90s"]);
     agent::wait_for_rollout();
-    world.recovered(begin, || true);
+    world.wait_for_recovery(begin);
 }
 
 fn rollout_restart(world: &mut World) {
     let begin = Instant::now();
     kubectl(&format!("rollout restart daemonset/linkerd-cni -n {NAMESPACE}"));
     agent::wait_for_rollout();
-    world.recovered(begin, || true);
+    world.wait_for_recovery(begin);
 }
 
 fn restart_containerd(world: &mut World) {
-    running::survive(|| {
+    running::assert_processes_survive(|| {
         {
-            let _down = outages::open(Cause::Node);
+            let _outage = outages::open(Cause::Node);
             kill_component("containerd");
             start_missing_components();
             start_cri();
         }
-        world.recovered(Instant::now(), || true);
+        world.wait_for_recovery(Instant::now());
     });
 }
 
@@ -281,15 +328,16 @@ fn has_cri() -> bool {
     })
 }
 
-fn fill(directory: &str) -> OnDrop<impl FnMut()> {
+/// Fills the file system of a directory until the returned value is dropped.
+fn fill_file_system(directory: &str) -> OnDrop<impl FnMut()> {
     let path = Path::new(directory).join(".soak-ballast");
     let mut file = File::create(&path).expect("the directory can be written");
     let ballast = OnDrop(move || {
         let _ = fs::remove_file(&path);
     });
-    let filled = io::copy(&mut io::repeat(1).take(FILL_LIMIT), &mut file);
+    let result = io::copy(&mut io::repeat(1).take(FILL_LIMIT), &mut file);
     assert!(
-        filled.is_err(),
+        result.is_err(),
         "{directory} has more than {FILL_LIMIT} bytes left: run scripts/maintainers/soak"
     );
     ballast

@@ -29,8 +29,12 @@ pub fn revoke(world: &mut World) {
     let immutable = make_immutable(COPY.into());
     agent::revoke_token();
     let begin = Instant::now();
-    world.recovered(begin, || token().is_some_and(|now| Some(now) != old));
-    drop((immutable, outage));
+    world.wait_for_recovery_and(begin, || {
+        let current = token();
+        current.is_some() && current != old
+    });
+    drop(immutable);
+    drop(outage);
 }
 
 /// When a token is valid, in seconds from now.
@@ -43,7 +47,7 @@ pub const NOT_YET_VALID: Validity = 3600..90_000;
 /// Replaces the plugin's token by one with this validity, kills the agent, and waits for the next
 /// agent to replace the token. The token is changed instead of the clock, because the clock belongs
 /// to the whole machine, also to other namespaces.
-pub fn replace_by(world: &World, validity: Validity) {
+pub fn replace_with_invalid(world: &World, validity: Validity) {
     let old = agent::agent();
     let invalid = signed_token(validity);
     let outage = outages::open(Cause::Credential);
@@ -54,13 +58,14 @@ pub fn replace_by(world: &World, validity: Validity) {
     let _ = kill(old.pid, Signal::SIGKILL);
     drop(stopped);
     let begin = Instant::now();
-    world.recovered(begin, || {
-        token().is_some_and(|now| now != invalid)
+    world.wait_for_recovery_and(begin, || {
+        token().is_some_and(|current| current != invalid)
             && agent::find_agent().is_some_and(|next| next.pid != old.pid && next.ready)
     });
     drop(outage);
 }
 
+/// Signs a token of the plugin's ServiceAccount with the cluster's key.
 fn signed_token(validity: Validity) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs();
     let at = |seconds: i64| now.saturating_add_signed(seconds);
@@ -72,9 +77,11 @@ fn signed_token(validity: Validity) -> String {
         "iat": at(validity.start), "nbf": at(validity.start), "exp": at(validity.end),
         "kubernetes.io": {"namespace": NAMESPACE, "serviceaccount": {"name": ACCOUNT, "uid": uid}},
     });
+    let header = json!({"alg": "RS256", "typ": "JWT"});
     let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-    let signed = format!("{}.{}", encode(&json!({"alg": "RS256", "typ": "JWT"})), encode(&claims));
+    let signed_text = format!("{}.{}", encode(&header), encode(&claims));
     let mut openssl = Command::new("openssl");
-    let signature = run_with_stdin(openssl.args(["dgst", "-sha256", "-sign", KEY]), &signed).stdout;
-    format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+    openssl.args(["dgst", "-sha256", "-sign", KEY]);
+    let signature = run_with_stdin(&mut openssl, &signed_text).stdout;
+    format!("{signed_text}.{}", URL_SAFE_NO_PAD.encode(signature))
 }

@@ -1,7 +1,7 @@
 //! Records violations of the invariants, each with the action during or after which it was seen.
 //! All threads write to one ledger.
 
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum as _;
@@ -42,17 +42,37 @@ pub enum Invariant {
 pub struct Violation {
     invariant: Invariant,
     action: &'static str,
-    second: u64,
-    seen: String,
+    /// Seconds from the start of the soak to the violation.
+    #[serde(rename = "second")]
+    elapsed_seconds: u64,
+    #[serde(rename = "seen")]
+    description: String,
 }
 
 #[derive(Clone, Serialize)]
 pub struct Row {
     action: &'static str,
     times: usize,
+    /// In seconds.
     longest_recovery: f64,
     /// Number of violations of each invariant, in the order of [`Invariant`].
     violations: Vec<(Invariant, usize)>,
+}
+
+impl Row {
+    fn new(action: &'static str) -> Row {
+        let invariants = Invariant::value_variants().iter();
+        let violations = invariants.map(|invariant| (*invariant, 0)).collect();
+        Row { action, times: 0, longest_recovery: 0.0, violations }
+    }
+
+    fn count_violation(&mut self, violated: Invariant) {
+        for (invariant, count) in &mut self.violations {
+            if *invariant == violated {
+                *count += 1;
+            }
+        }
+    }
 }
 
 static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -60,59 +80,67 @@ static LEDGER: Mutex<Ledger> =
     Mutex::new(Ledger { current: 0, rows: Vec::new(), violations: Vec::new() });
 
 pub struct Ledger {
+    /// Index of the row of the current action.
     current: usize,
     /// The rows, in the order in which the actions were performed first.
     pub rows: Vec<Row>,
     pub violations: Vec<Violation>,
 }
 
-pub fn lock<T>(access: impl FnOnce(&mut Ledger) -> T) -> T {
-    access(&mut LEDGER.lock().unwrap_or_else(PoisonError::into_inner))
+pub fn lock() -> MutexGuard<'static, Ledger> {
+    LEDGER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts an action: violations from now on are recorded under it.
-pub fn begin(action: &'static str) {
+/// Begins an action: later violations are recorded in its row.
+pub fn begin_action(action: &'static str) {
     println!("{:>5} s  {action}", BEGIN.elapsed().as_secs());
-    lock(|Ledger { rows, current, .. }| {
-        *current = rows.iter().position(|row| row.action == action).unwrap_or_else(|| {
-            let none = Invariant::value_variants().iter().map(|invariant| (*invariant, 0));
-            rows.push(Row { action, times: 0, longest_recovery: 0.0, violations: none.collect() });
-            rows.len() - 1
-        });
-        rows[*current].times += 1;
-    });
+    let mut ledger = lock();
+    let index = match ledger.rows.iter().position(|row| row.action == action) {
+        Some(index) => index,
+        None => {
+            ledger.rows.push(Row::new(action));
+            ledger.rows.len() - 1
+        }
+    };
+    ledger.rows[index].times += 1;
+    ledger.current = index;
 }
 
-pub fn recovered(took: Duration) {
-    println!("         recovered after {:.1} s", took.as_secs_f64());
-    lock(|ledger| {
-        let row = &mut ledger.rows[ledger.current];
-        row.longest_recovery = row.longest_recovery.max(seconds(took));
-    });
+/// Records that the node has recovered from the current action.
+pub fn record_recovery(time: Duration) {
+    println!("         recovered after {:.1} s", time.as_secs_f64());
+    let mut ledger = lock();
+    let index = ledger.current;
+    let row = &mut ledger.rows[index];
+    row.longest_recovery = row.longest_recovery.max(seconds(time));
 }
 
-pub fn violated(invariant: Invariant, seen: impl Into<String>) {
-    let (second, seen) = (BEGIN.elapsed().as_secs(), seen.into());
-    println!("{second:>5} s  VIOLATION of {invariant:?}: {seen}");
-    lock(|ledger| {
-        let row = &mut ledger.rows[ledger.current];
-        row.violations[invariant as usize].1 += 1;
-        ledger.violations.push(Violation { invariant, action: row.action, second, seen });
-    });
+pub fn record_violation(invariant: Invariant, description: impl Into<String>) {
+    let elapsed_seconds = BEGIN.elapsed().as_secs();
+    let description = description.into();
+    println!("{elapsed_seconds:>5} s  VIOLATION of {invariant:?}: {description}");
+    let mut ledger = lock();
+    let index = ledger.current;
+    let row = &mut ledger.rows[index];
+    row.count_violation(invariant);
+    let action = row.action;
+    ledger.violations.push(Violation { invariant, action, elapsed_seconds, description });
 }
 
+/// Rounds to a tenth of a second.
 pub fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 10.0).round() / 10.0
 }
 
+/// Start of the names of unmeshed pods.
 const UNMESHED: &str = "unmeshed-";
 
-/// Reads the failed ADDs in kubelet's log. Records those of unmeshed pods, and those that did not
-/// find the plugin binary, as violations. Returns the number of the others.
+/// Reads the failed ADDs in kubelet's log. Failures of unmeshed pods, and failures because the
+/// plugin binary was missing, are recorded as violations. Returns the number of the other failures.
 pub fn check_kubelet_log(node: &Node) -> usize {
     let log = node.kubelet_log();
     let failures = log.lines().filter(|line| line.contains("Failed to create sandbox for pod"));
-    let mut failed = 0;
+    let mut allowed_failures = 0;
     // Pods of the release itself are left out. The names of the agent's pods contain `linkerd-cni`,
     // too.
     let release = format!("pod=\"{NAMESPACE}/");
@@ -122,12 +150,12 @@ pub fn check_kubelet_log(node: &Node) -> usize {
             continue;
         }
         if line.contains("failed to find plugin") {
-            violated(Invariant::Files, line);
+            record_violation(Invariant::Files, line);
         } else if line.contains(UNMESHED) {
-            violated(Invariant::UnmeshedStart, line);
+            record_violation(Invariant::UnmeshedStart, line);
         } else {
-            failed += 1;
+            allowed_failures += 1;
         }
     }
-    failed
+    allowed_failures
 }

@@ -49,7 +49,10 @@ fn count_started(pods: &[Pod]) -> usize {
 /// Returns percentiles of the times that the pods took to start.
 fn start_times(pods: &[Pod]) -> Value {
     let mut starts: Vec<Duration> = pods.iter().filter_map(|pod| pod.start_time).collect();
-    let [p50, p99, max] = [50, 99, 100].map(|percent| seconds(percentile(&mut starts, percent)));
+    let mut seconds_at = |percent| seconds(percentile(&mut starts, percent));
+    let p50 = seconds_at(50);
+    let p99 = seconds_at(99);
+    let max = seconds_at(100);
     json!({"pods": starts.len(), "p50": p50, "p99": p99, "max": max})
 }
 
@@ -84,10 +87,7 @@ impl Load {
     /// Creates a pod if it is time for one, and if there are not too many.
     fn create(&mut self) {
         let is_down = outages::is_open(Cause::ApiServer);
-        let mut counted: Vec<&Pod> = self.pods.iter().collect();
-        counted.retain(|pod| pod.deleted_at.is_none() && (!is_down || pod.source == Source::File));
-        let most = if is_down { MAX_STATIC_PODS } else { MAX_PODS };
-        if Instant::now() < self.next_start || counted.len() >= most {
+        if Instant::now() < self.next_start || self.has_enough_pods(is_down) {
             return;
         }
         self.next_start = Instant::now() + Duration::from_millis(self.rng.random_range(1000..2000));
@@ -105,6 +105,18 @@ impl Load {
         }
     }
 
+    /// Whether the largest number of pods exist. While the API server is down, only static pods are
+    /// counted.
+    fn has_enough_pods(&self, is_api_down: bool) -> bool {
+        let mut pods: Vec<&Pod> = self.pods.iter().collect();
+        pods.retain(|pod| pod.deleted_at.is_none());
+        if is_api_down {
+            pods.retain(|pod| pod.source == Source::File);
+            return pods.len() >= MAX_STATIC_PODS;
+        }
+        pods.len() >= MAX_PODS
+    }
+
     /// Creates a pod through the API server, or as a static pod. Returns the name of the pod
     /// object. `None`: the pod could not be created.
     fn start(&self, name: &str, kind: Kind, source: Source) -> Option<String> {
@@ -112,7 +124,8 @@ impl Load {
         match source {
             Source::ApiServer => {
                 let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
-                if self.api.create(&path, &pod) { Some(name.to_owned()) } else { None }
+                let is_created = self.api.create(&path, &pod);
+                if is_created { Some(name.to_owned()) } else { None }
             }
             Source::File => {
                 pod["metadata"]["namespace"] = "default".into();
@@ -142,23 +155,26 @@ impl Load {
                 }
             }
         }
-        self.delete_old();
+        self.delete_old_pods();
         for pod in &mut self.pods {
             pod.check_end();
         }
-        let is_gone =
+        let has_ended =
             |pod: &mut Pod| pod.deleted_at.is_some() && !sandboxes.contains_key(&pod.name);
-        self.ended.extend(self.pods.extract_if(.., is_gone));
+        self.ended.extend(self.pods.extract_if(.., has_ended));
     }
 
-    fn delete_old(&mut self) {
-        let Load { pods, api, rng, .. } = self;
-        for pod in pods.iter_mut().filter(|pod| pod.deleted_at.is_none()) {
+    /// Deletes a random part of the pods that responded first more than 6 s ago.
+    fn delete_old_pods(&mut self) {
+        for pod in &mut self.pods {
+            if pod.deleted_at.is_some() || pod.is_silent() {
+                continue;
+            }
             let age = pod.responded_at.map_or(Duration::ZERO, |time| time.elapsed());
-            let is_old = age > Duration::from_secs(6) && !pod.is_silent();
-            if is_old && rng.random_range(0..40) == 0 && running::remove(&pod.name) {
+            let is_chosen = age > Duration::from_secs(6) && self.rng.random_range(0..40) == 0;
+            if is_chosen && running::remove(&pod.name) {
                 pod.check_rules();
-                delete(pod, api);
+                delete(pod, &self.api);
             }
         }
     }
@@ -167,9 +183,10 @@ impl Load {
     pub fn end(mut self) -> Value {
         let begin = Instant::now();
         while !self.pods.is_empty() && begin.elapsed() < LAST_END {
-            for pod in self.pods.iter_mut().filter(|pod| pod.deleted_at.is_none()) {
-                let waits = pod.responded_at.is_none() && begin.elapsed() < LAST_START;
-                if !waits {
+            let may_wait = begin.elapsed() < LAST_START;
+            for pod in &mut self.pods {
+                let is_starting = pod.responded_at.is_none();
+                if pod.deleted_at.is_none() && !(is_starting && may_wait) {
                     delete(pod, &self.api);
                 }
             }
@@ -200,6 +217,7 @@ impl Load {
     }
 }
 
+/// Deletes the pod, and records the time unless the deletion fails.
 fn delete(pod: &mut Pod, api: &Api) {
     pod.deletion_tried = true;
     let is_deleted = match pod.source {
@@ -212,7 +230,9 @@ fn delete(pod: &mut Pod, api: &Api) {
             fs::remove_file(static_path(&name)).is_ok()
         }
     };
-    pod.deleted_at = if is_deleted { Some(Instant::now()) } else { None };
+    if is_deleted {
+        pod.deleted_at = Some(Instant::now());
+    }
 }
 
 fn static_path(name: &str) -> PathBuf {

@@ -42,7 +42,8 @@ use world::World;
 /// writer has removed the plugin entry.
 const VALUES: &str = "repairController.enabled=true,repairController.mode=in-place,\
                       repairController.auditIntervalSeconds=10";
-const UNINSTALL: Duration = Duration::from_secs(90);
+/// Longest time until the node has the same files as before the installation.
+const UNINSTALL_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Disturbs the cluster of `KUBECONFIG`, whose only node is this machine, and checks the promises.
 #[derive(Parser)]
@@ -73,7 +74,7 @@ fn main() -> ExitCode {
     pods::until_account(load::NAMESPACE);
 
     let helm = Helm::new();
-    ledger::begin("helm install");
+    ledger::begin_action("helm install");
     helm.run("install", &["--set", VALUES]);
     // A second revision, so that a rollback is possible from the start.
     helm.run("upgrade", &["--reuse-values", "--set", "logLevel=debug"]);
@@ -83,45 +84,46 @@ fn main() -> ExitCode {
     let sampler = resources::start();
     let load = load::start(StdRng::from_rng(&mut rng), options.seeded);
     let mut world = World { helm, api: api::Api::new(), rng, original };
-    let span = Duration::from_secs_f64(options.minutes * 60.0);
+    let duration = Duration::from_secs_f64(options.minutes * 60.0);
     match options.seeded {
-        Some(seeded) => seeded::run(seeded, span),
-        None => disturb(&mut world, &options, span),
+        Some(bug) => seeded::run(bug, duration),
+        None => perform_actions(&mut world, &options, duration),
     }
-    // Violations from now on belong to no action.
-    ledger::begin("nothing");
+    // Later violations belong to no action.
+    ledger::begin_action("nothing");
     thread::sleep(Duration::from_secs(5));
     let mut pods = load.finish().end();
     let resources = resources::growths(&sampler.finish());
     uninstall(&world, &node, &before);
     let reads = reader.finish().reads;
-    // Failed ADDs of meshed pods. They are no violations, because kubelet retried them.
+    // Failed ADDs of meshed pods are no violations, because kubelet has retried them.
     pods["failed_tries"] = ledger::check_kubelet_log(&node).into();
 
-    let (rows, violations) = ledger::lock(|seen| (seen.rows.clone(), seen.violations.clone()));
+    let ledger = ledger::lock();
     let report = json!({
         "seed": options.seed, "minutes": options.minutes, "versions": node::versions(),
-        "reads": reads, "pods": pods, "actions": rows, "violations": violations,
+        "reads": reads, "pods": pods, "actions": ledger.rows, "violations": ledger.violations,
         "resources": resources,
     });
     let text = serde_json::to_string_pretty(&report).unwrap();
     fs::write(&options.json, text).expect("the file for the results can be written");
-    if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if ledger.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Performs the actions in rounds, each action once in a round, until `span` has passed. In two of
-/// three rounds the agent's process survives, so that a growth of its use of resources is seen.
-fn disturb(world: &mut World, options: &Options, span: Duration) {
+/// Performs the actions in rounds, each action once in a round, until `duration` has passed. In two
+/// of three rounds the agent's process survives, so that a growth of its use of resources is seen.
+fn perform_actions(world: &mut World, options: &Options, duration: Duration) {
     let begin = Instant::now();
     for round in 0.. {
+        let may_end_agent = round % 3 == 0;
         let mut actions = ACTIONS.to_vec();
         actions.retain(|action| {
-            is_selected(action, &options.only) && (round % 3 == 0 || action.keeps_agent)
+            is_selected(action, &options.only) && (may_end_agent || action.keeps_agent)
         });
         assert!(round > 0 || !actions.is_empty(), "no action has such a name");
         actions.shuffle(&mut world.rng);
         for action in actions {
-            if begin.elapsed() > span {
+            if begin.elapsed() > duration {
                 return;
             }
             perform(action, world);
@@ -138,25 +140,27 @@ fn is_selected(action: &Action, parts: &[String]) -> bool {
 /// Performs an action. A panic is recorded as a violation: helm, kubectl or a restarted component
 /// has failed, so the action has not done its work.
 fn perform(action: Action, world: &mut World) {
-    let done = catch_unwind(AssertUnwindSafe(|| action.perform(world)));
-    if let Err(panic) = done {
-        ledger::violated(Invariant::Recovery, testkit::panic_message(&*panic));
+    let result = catch_unwind(AssertUnwindSafe(|| action.perform(world)));
+    if let Err(panic) = result {
+        ledger::record_violation(Invariant::Recovery, testkit::panic_message(&*panic));
     }
 }
 
+/// Uninstalls the release. Checks that the node then has the same files as `before`.
 fn uninstall(world: &World, node: &Node, before: &Files) {
     // The missing entry is no violation, because the agent removes the plugin entry first.
     let _unchained = outages::open(Cause::Unchained);
-    ledger::begin("helm uninstall");
+    ledger::begin_action("helm uninstall");
     let begin = Instant::now();
     world.helm.uninstall();
     while node.files() != *before {
-        if begin.elapsed() > UNINSTALL {
+        if begin.elapsed() > UNINSTALL_TIMEOUT {
             let names: Vec<_> = node.files().into_keys().collect();
-            let seen = format!("the node has other files than before: {names:?}");
-            return ledger::violated(Invariant::Uninstall, seen);
+            let description = format!("the node has other files than before: {names:?}");
+            ledger::record_violation(Invariant::Uninstall, description);
+            return;
         }
         thread::sleep(Duration::from_millis(200));
     }
-    ledger::recovered(begin.elapsed());
+    ledger::record_recovery(begin.elapsed());
 }

@@ -35,7 +35,8 @@ fn outages() -> MutexGuard<'static, Vec<(Cause, Option<Instant>)>> {
 pub fn open(cause: Cause) -> OnDrop<impl FnMut()> {
     outages().push((cause, None));
     OnDrop(move || {
-        if let Some((_, end)) = outages().iter_mut().find(|outage| **outage == (cause, None)) {
+        let mut outages = outages();
+        if let Some((_, end)) = outages.iter_mut().find(|outage| **outage == (cause, None)) {
             *end = Some(Instant::now());
         }
     })
@@ -56,7 +57,11 @@ fn last_end(causes: &[Cause]) -> Option<Instant> {
 /// Returns the time since `begin`, or since the last outage of these causes if that ended later.
 /// Zero during an outage.
 pub fn undisturbed_time(causes: &[Cause], begin: Instant) -> Duration {
-    last_end(causes).map_or(begin, |end| end.max(begin)).elapsed()
+    let start = match last_end(causes) {
+        Some(end) => end.max(begin),
+        None => begin,
+    };
+    start.elapsed()
 }
 
 /// Whether an outage of these causes, or its consequences, lasted until after `begin`.

@@ -107,13 +107,15 @@ impl Pod {
         self.kind != Kind::Unmeshed
     }
 
-    /// Checks the pod with its present sandbox.
-    pub fn observe(&mut self, found: Option<&Sandbox>) {
+    /// Checks the pod with its current sandbox.
+    pub fn observe(&mut self, current: Option<&Sandbox>) {
         if self.deleted_at.is_some() {
             return;
         }
-        if let Some(sandbox) = found.filter(|found| self.sandbox.as_ref() != Some(*found)) {
-            self.on_sandbox(sandbox);
+        if let Some(sandbox) = current
+            && self.sandbox.as_ref() != Some(sandbox)
+        {
+            self.record_new_sandbox(sandbox);
         }
         if let Some(sandbox) = self.sandbox.clone() {
             let is_due = self.checked_at.elapsed() > CHECK_INTERVAL;
@@ -143,10 +145,10 @@ impl Pod {
 
     /// Records a new sandbox, and checks its rules. It is a violation if the pod has already
     /// responded in another sandbox.
-    fn on_sandbox(&mut self, sandbox: &Sandbox) {
+    fn record_new_sandbox(&mut self, sandbox: &Sandbox) {
         if let Some(old) = self.sandbox.replace(sandbox.clone()) {
-            let seen = format!("has netns {:?} after {:?}", sandbox.netns, old.netns);
-            self.report_death(&seen);
+            let problem = format!("has netns {:?} after {:?}", sandbox.netns, old.netns);
+            self.report_death(&problem);
         }
         // The pod may be stranded only if another writer has removed the plugin entry. Otherwise
         // the check of the rules below reports the pod.
@@ -166,32 +168,44 @@ impl Pod {
             && self.stranded_at.is_some_and(|since| undisturbed_time(&causes, since) < REPAIR)
     }
 
+    /// Checks the rules in the pod's netns.
     pub fn check_rules(&mut self) {
-        let Some(sandbox) = &self.sandbox else { return };
+        let Some(sandbox) = self.sandbox.clone() else { return };
         self.checked_at = Instant::now();
         self.rule_checks += 1;
-        let mut listed = nft(sandbox, &["list", "ruleset"]);
-        if listed.is_err() {
+        let mut result = nft(&sandbox, &["list", "ruleset"]);
+        if result.is_err() {
             thread::sleep(NFT_PAUSE);
-            listed = nft(sandbox, &["list", "ruleset"]);
+            result = nft(&sandbox, &["list", "ruleset"]);
         }
-        let rules = match listed {
-            Err(_) if !sandbox.netns.exists() => return self.report_death("has no netns"),
-            Err(error) => error,
-            Ok(rules) => rules,
-        };
-        if !self.is_meshed() && !rules.trim().is_empty() {
+        if result.is_err() && !sandbox.netns.exists() {
+            self.report_death("has no netns");
+            return;
+        }
+        // An error is reported like rules that are wrong.
+        let (Ok(rules) | Err(rules)) = result;
+        if self.is_meshed() {
+            self.check_meshed_rules(&rules);
+        } else if !rules.trim().is_empty() {
             self.report(Invariant::UnmeshedRules, &format!("has {rules:?}"));
-        } else if self.is_meshed() && REDIRECTS.iter().all(|rule| rules.contains(rule)) {
-            self.repaired |= self.stranded_at.is_some();
-        } else if self.is_meshed() && !self.awaits_repair() {
+        }
+    }
+
+    fn check_meshed_rules(&mut self, rules: &str) {
+        let is_redirected = REDIRECTS.iter().all(|rule| rules.contains(rule));
+        if is_redirected && self.stranded_at.is_some() {
+            self.repaired = true;
+        }
+        if !is_redirected && !self.awaits_repair() {
             self.report_missing_rules(&format!("has {rules:?}"));
         }
     }
 
     fn check_response(&mut self, sandbox: &Sandbox) {
         let Some(response) = answer_of(&sandbox.address) else {
-            self.silent_checks += usize::from(self.responded_at.is_some());
+            if self.responded_at.is_some() {
+                self.silent_checks += 1;
+            }
             if self.silent_checks >= SILENT_CHECKS {
                 self.report_death("responds no more");
             }
@@ -200,29 +214,30 @@ impl Pod {
         self.silent_checks = 0;
         if self.is_meshed() && response.starts_with("app-of") {
             if !self.awaits_repair() && sandbox.netns.exists() {
-                let seen = format!("reached without the proxy: {response}");
-                self.report_missing_rules(&seen);
+                self.report_missing_rules(&format!("reached without the proxy: {response}"));
             }
             return;
         }
         self.responded_at.get_or_insert_with(Instant::now);
     }
 
-    fn report_death(&mut self, seen: &str) {
+    /// Reports that a pod has ended that must run on.
+    fn report_death(&mut self, problem: &str) {
         if self.responded_at.is_some() && !self.deletion_tried {
-            self.report(Invariant::Running, seen);
+            self.report(Invariant::Running, problem);
         }
     }
 
-    fn report_missing_rules(&mut self, seen: &str) {
-        let how = if self.stranded_at.is_some() { "was not repaired: " } else { "" };
-        self.report(Invariant::MeshedRules, &format!("{how}{seen}"));
+    fn report_missing_rules(&mut self, problem: &str) {
+        let prefix = if self.stranded_at.is_some() { "was not repaired: " } else { "" };
+        self.report(Invariant::MeshedRules, &format!("{prefix}{problem}"));
     }
 
-    fn report(&mut self, invariant: Invariant, seen: &str) {
+    /// Records a violation, unless one of this invariant was already recorded for the pod.
+    fn report(&mut self, invariant: Invariant, problem: &str) {
         if self.reported.insert(invariant) {
-            let seen = format!("{} ({:?}, {:?}) {seen}", self.name, self.kind, self.source);
-            ledger::violated(invariant, seen);
+            let pod = format!("{} ({:?}, {:?})", self.name, self.kind, self.source);
+            ledger::record_violation(invariant, format!("{pod} {problem}"));
         }
     }
 
@@ -230,43 +245,46 @@ impl Pod {
         if self.responded_at.is_some() {
             return;
         }
-        let (invariant, bound) = if !self.is_meshed() {
+        let (invariant, limit) = if !self.is_meshed() {
             (Invariant::UnmeshedStart, UNMESHED)
         } else if self.stranded_at.is_some() {
             (Invariant::MeshedStart, MESHED + REPAIR)
         } else {
             (Invariant::MeshedStart, MESHED)
         };
-        let took = undisturbed_time(self.held_by(), self.created_at);
-        if took > bound {
+        let time = undisturbed_time(self.held_by(), self.created_at);
+        if time > limit {
             let state = if self.sandbox.is_some() { "added" } else { "not added" };
-            self.report(invariant, &format!("{state}, not ready after {took:.0?}"));
+            self.report(invariant, &format!("{state}, not ready after {time:.0?}"));
         }
     }
 
     /// Returns the causes of outages that hold back the start of this pod.
     fn held_by(&self) -> &'static [Cause] {
-        const ALL: &[Cause] =
-            &[Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::Credential];
         match (self.kind, self.source) {
-            (Kind::Manual, _) => ALL,
-            (_, Source::ApiServer) => &ALL[..3],
-            (_, Source::File) => &ALL[..2],
+            (Kind::Manual, _) => {
+                &[Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::Credential]
+            }
+            (_, Source::ApiServer) => &[Cause::Node, Cause::NoConflist, Cause::ApiServer],
+            (_, Source::File) => &[Cause::Node, Cause::NoConflist],
         }
     }
 
+    /// Reports that the pod has not ended.
     pub fn report_leftover(&mut self) {
         let state = if self.deleted_at.is_some() { "deleted" } else { "not deleted" };
         self.report(Invariant::End, &format!("is left at the end of the load, {state}"));
     }
 
+    /// Checks that a deleted pod loses its network in time.
     pub fn check_end(&mut self) {
+        let Some(deleted_at) = self.deleted_at else {
+            return;
+        };
         let causes = [Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::NoKubeconfig];
-        let took =
-            self.deleted_at.map_or(Duration::ZERO, |deleted| undisturbed_time(&causes, deleted));
-        if took > END {
-            let seen = format!("has a network {took:.0?} after its deletion");
-            self.report(Invariant::End, &seen);
+        let time = undisturbed_time(&causes, deleted_at);
+        if time > END {
+            self.report(Invariant::End, &format!("has a network {time:.0?} after its deletion"));
         }
     }
 }

@@ -40,8 +40,11 @@ impl Watched {
             if let Some((state, begin)) = self.violation.take() {
                 println!("         {state:?} lasted {:.1?}", begin.elapsed());
             }
-        } else if self.violation.as_ref().is_none_or(|(last, _)| *last != state) {
-            ledger::violated(Invariant::Files, format!("{state:?}"));
+            return;
+        }
+        let is_recorded = self.violation.as_ref().is_some_and(|(last, _)| *last == state);
+        if !is_recorded {
+            ledger::record_violation(Invariant::Files, format!("{state:?}"));
             self.violation = Some((state, Instant::now()));
         }
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use testkit::repeated::Repeated;
 use testkit::statistics::median;
 
-use crate::ledger::{Invariant, violated};
+use crate::ledger::{Invariant, record_violation};
 
 const PROGRAMS: [(&str, &str); 2] = [
     ("agent", "/usr/bin/linkerd2-cni-install"),
@@ -33,8 +33,9 @@ type Sample = (&'static str, i32, Figures);
 #[derive(Serialize)]
 pub struct Growth {
     program: &'static str,
-    /// Which processes of the program the samples are of.
-    of: String,
+    /// The processes of the program that have these samples.
+    #[serde(rename = "of")]
+    processes: String,
     /// Number of samples.
     samples: usize,
     first: Figures,
@@ -42,7 +43,7 @@ pub struct Growth {
 }
 
 pub fn start() -> Repeated<Vec<Sample>> {
-    Repeated::start(PERIOD, Vec::new(), |samples| samples.extend(sample()))
+    Repeated::start(PERIOD, Vec::new(), |samples| samples.extend(take_samples()))
 }
 
 /// Compares the first and the last samples of each program, and of each process that ran long
@@ -60,31 +61,41 @@ pub fn growths(samples: &[Sample]) -> Vec<Growth> {
             }
         }
         if all.len() < 3 {
-            let seen = format!("{program}: no comparison, as there are {} samples", all.len());
-            violated(Invariant::Flat, seen);
+            let count = all.len();
+            let description = format!("{program}: no comparison, as there are {count} samples");
+            record_violation(Invariant::Flat, description);
             continue;
         }
         growths.push(compare(program, format!("{} processes", by_process.len()), &all));
         for (pid, process) in &by_process {
             if process.len() >= SKIPPED_SAMPLES + MIN_SAMPLES {
-                let used = &process[SKIPPED_SAMPLES..];
-                growths.push(compare(program, format!("process {pid}"), used));
+                let used_samples = &process[SKIPPED_SAMPLES..];
+                growths.push(compare(program, format!("process {pid}"), used_samples));
             }
         }
     }
-    for Growth { program, of, first, last, .. } in &growths {
-        if ALLOWED_GROWTH.iter().any(|(name, growth)| last[name] > first[name] + growth) {
-            violated(Invariant::Flat, format!("{program}, {of}: {first:?}, then {last:?}"));
+    for growth in &growths {
+        if growth.exceeds_limits() {
+            let Growth { program, processes, first, last, .. } = growth;
+            let description = format!("{program}, {processes}: {first:?}, then {last:?}");
+            record_violation(Invariant::Flat, description);
         }
     }
     growths
 }
 
-fn compare(program: &'static str, of: String, all: &[&Figures]) -> Growth {
-    let third = all.len() / 3;
-    let first = medians(&all[..third]);
-    let last = medians(&all[all.len() - third..]);
-    Growth { program, of, samples: all.len(), first, last }
+impl Growth {
+    fn exceeds_limits(&self) -> bool {
+        ALLOWED_GROWTH.iter().any(|(name, growth)| self.last[name] > self.first[name] + growth)
+    }
+}
+
+/// Compares the first third of the samples with the last third.
+fn compare(program: &'static str, processes: String, samples: &[&Figures]) -> Growth {
+    let third = samples.len() / 3;
+    let first = medians(&samples[..third]);
+    let last = medians(&samples[samples.len() - third..]);
+    Growth { program, processes, samples: samples.len(), first, last }
 }
 
 fn medians(samples: &[&Figures]) -> Figures {
@@ -98,22 +109,22 @@ fn medians(samples: &[&Figures]) -> Figures {
 
 /// Takes a sample of each process of the programs on this node. The processes of other nodes on
 /// this machine are left out, because they are in other control groups.
-fn sample() -> impl Iterator<Item = Sample> {
+fn take_samples() -> impl Iterator<Item = Sample> {
     let node = format!("/{}/", std::env::var("CLUSTER_CGROUP").unwrap_or_default());
     testkit::pids().filter_map(move |pid| {
         // Both programs are the same file, so the name in the command line tells them apart.
-        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
-        let program = line.split('\0').next()?;
+        let command_line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+        let program = command_line.split('\0').next()?;
         let (name, _) = PROGRAMS.into_iter().find(|(_, path)| program == *path)?;
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         if !groups.contains(&node) {
             return None;
         }
-        Some((name, pid, figures(pid)?))
+        Some((name, pid, read_figures(pid)?))
     })
 }
 
-fn figures(pid: i32) -> Option<Figures> {
+fn read_figures(pid: i32) -> Option<Figures> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     Some(Figures::from([
         ("rss_kb", field(&status, "VmRSS:")?),

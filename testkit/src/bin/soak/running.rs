@@ -20,7 +20,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 
 /// Pods that have responded and are not being deleted, with their netns.
 static RUNNING: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
-/// Locked during [`survive`], so that no deletion begins meanwhile.
+/// Locked during [`assert_processes_survive`], so that no deletion begins meanwhile.
 static HOLD: Mutex<()> = Mutex::new(());
 
 fn running() -> MutexGuard<'static, BTreeMap<String, PathBuf>> {
@@ -31,8 +31,8 @@ pub fn insert(name: &str, netns: &Path) {
     running().insert(name.to_owned(), netns.to_owned());
 }
 
-/// Removes the pod from the running ones, and returns `true`. Returns `false` during [`survive`]:
-/// the pod must not be deleted then.
+/// Removes the pod from the running ones, and returns `true`. Returns `false` during
+/// [`assert_processes_survive`], because the pod must not be deleted then.
 pub fn remove(name: &str) -> bool {
     let hold = HOLD.try_lock();
     if matches!(hold, Err(TryLockError::WouldBlock)) {
@@ -42,46 +42,47 @@ pub fn remove(name: &str) -> bool {
     true
 }
 
-/// Calls `disturb`, and checks that the running pods keep their processes.
-pub fn survive(disturb: impl FnOnce()) {
+/// Calls `action`, and checks that the running pods keep their processes.
+pub fn assert_processes_survive(action: impl FnOnce()) {
     until("a pod has responded", || !running().is_empty());
     let _hold = HOLD.lock().unwrap_or_else(PoisonError::into_inner);
     let before = running().clone();
     let processes: BTreeMap<_, _> =
         before.values().map(|netns| (netns, container_processes(netns))).collect();
-    disturb();
+    action();
     thread::sleep(SETTLE);
     for (name, netns) in &before {
-        let earlier = &processes[netns];
-        let now = container_processes(netns);
-        if earlier.is_empty() || !earlier.is_subset(&now) {
-            let seen = format!("pod {name} had processes {earlier:?} in {netns:?}, now {now:?}");
-            ledger::violated(Invariant::Running, seen);
+        let old = &processes[netns];
+        let new = container_processes(netns);
+        if old.is_empty() || !old.is_subset(&new) {
+            let description = format!("pod {name} had processes {old:?} in {netns:?}, now {new:?}");
+            ledger::record_violation(Invariant::Running, description);
         }
     }
     println!("         {} pods ran before, and were compared", before.len());
 }
 
 /// Seeds a bug: kills the last container of a pod. Kubelet starts it again in the same netns.
-pub fn kill_container_of_one() {
+pub fn kill_one_container() {
     let netns = running().values().next().cloned().expect("a pod has responded");
     if let Some(pid) = container_processes(&netns).last() {
         let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
     }
 }
 
+/// Returns the processes in a netns without the sandbox's own process.
 fn container_processes(netns: &Path) -> BTreeSet<i32> {
     processes(netns).into_iter().filter(|pid| is_of_container(*pid)).collect()
 }
 
 fn is_of_container(pid: i32) -> bool {
-    let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
-    line.is_ok_and(|line| line.starts_with(PROBE))
+    let command_line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+    command_line.is_ok_and(|line| line.starts_with(PROBE))
 }
 
 /// Seeds a bug: kills all processes in a netns. Kubelet then creates another sandbox, because the
 /// sandbox's own process has ended, too.
-pub fn kill_all(netns: &Path) {
+pub fn kill_processes_in(netns: &Path) {
     for pid in processes(netns) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }

@@ -31,34 +31,34 @@ impl Break {
                     println!("         the rules of {} are not flushed: {error}", pod.name);
                 }
             }
-            (Break::Pods, Some(sandbox)) => running::kill_all(&sandbox.netns),
+            (Break::Pods, Some(sandbox)) => running::kill_processes_in(&sandbox.netns),
             _ => {}
         }
     }
 }
 
-/// Seeds the bug repeatedly until `span` has passed.
-pub fn run(seeded: Break, span: Duration) {
+/// Seeds the bug repeatedly until `duration` has passed.
+pub fn run(bug: Break, duration: Duration) {
     let begin = Instant::now();
-    while begin.elapsed() < span {
+    while begin.elapsed() < duration {
         thread::sleep(Duration::from_secs(5));
-        match seeded {
-            Break::Conflist => tear(),
+        match bug {
+            Break::Conflist => truncate_conflist_briefly(),
             Break::Processes => {
                 // As for a restart of the container runtime, all processes have to survive, so the
                 // killed container is a violation.
-                ledger::begin("container killed by the soak");
-                running::survive(running::kill_container_of_one);
+                ledger::begin_action("container killed by the soak");
+                running::assert_processes_survive(running::kill_one_container);
             }
             Break::Rules | Break::Pods => {}
         }
     }
 }
 
-/// Cuts the conflist for a moment, as a program does that writes the file in place instead of
+/// Truncates the conflist for 10 ms, as a program does that writes the file in place instead of
 /// replacing it.
-fn tear() {
-    ledger::begin("conflist torn by the soak");
+fn truncate_conflist_briefly() {
+    ledger::begin_action("conflist torn by the soak");
     let Some(path) = active::path("") else {
         return;
     };
