@@ -23,7 +23,7 @@ pub struct ControlPlane {
     pub port: u16,
     pub access: ApiAccess,
     pub admin: Client,
-    command: Command,
+    apiserver_command: Command,
     apiserver: KilledOnDrop,
     /// Dropped after the API server.
     _etcd: KilledOnDrop,
@@ -42,9 +42,9 @@ impl ControlPlane {
             ("peer", &peer),
             ("port", &port),
         ];
-        let _etcd = spawn(&mut command(Path::new("etcd"), state, &values)?)?;
-        let mut command = command(Path::new("kube-apiserver"), state, &values)?;
-        let apiserver = spawn(&mut command)?;
+        let etcd_process = spawn(&mut command(Path::new("etcd"), state, &values)?)?;
+        let mut apiserver_command = command(Path::new("kube-apiserver"), state, &values)?;
+        let apiserver = spawn(&mut apiserver_command)?;
         let access = ApiAccess {
             server: format!("https://127.0.0.1:{port}"),
             ca: fs::read(pki.join("ca.crt"))?,
@@ -54,9 +54,15 @@ impl ControlPlane {
         fs::write(state.join("admin.kubeconfig"), kubeconfig::render(&access))?;
         let deadlines = Deadlines::per_phase(Duration::from_secs(60));
         let admin = Client::new::<SystemResolver>(&access, "fleet", deadlines)?;
-        let state = state.to_owned();
-        let mut control_plane =
-            ControlPlane { state, port, access, admin, command, apiserver, _etcd };
+        let mut control_plane = ControlPlane {
+            state: state.to_owned(),
+            port,
+            access,
+            admin,
+            apiserver_command,
+            apiserver,
+            _etcd: etcd_process,
+        };
         control_plane.wait_until_ready()?;
         Ok(control_plane)
     }
@@ -65,15 +71,15 @@ impl ControlPlane {
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.apiserver.0.kill()?;
         self.apiserver.0.wait()?;
-        self.apiserver = spawn(&mut self.command)?;
+        self.apiserver = spawn(&mut self.apiserver_command)?;
         self.wait_until_ready()
     }
 
     fn wait_until_ready(&mut self) -> anyhow::Result<()> {
         let begin = Instant::now();
         while self.admin.read_list("/readyz").is_err() {
-            let ended = self.apiserver.0.try_wait()?;
-            ensure!(ended.is_none(), "kube-apiserver ended; see its log");
+            let exit_status = self.apiserver.0.try_wait()?;
+            ensure!(exit_status.is_none(), "kube-apiserver ended; see its log");
             ensure!(begin.elapsed() < READY_TIMEOUT, "kube-apiserver is not ready");
             thread::sleep(Duration::from_millis(100));
         }
@@ -81,7 +87,8 @@ impl ControlPlane {
     }
 }
 
-/// A command with what `programs.yaml` has for it, and a log in the directory `logs`.
+/// Returns the command of a program, with the arguments and variables in `programs.yaml`, and with
+/// a log in the directory `logs`. In the arguments, `{NAME}` stands for the value of this name.
 pub fn command(
     program: &Path,
     logs: &Path,
@@ -110,10 +117,13 @@ pub fn spawn(command: &mut Command) -> anyhow::Result<KilledOnDrop> {
 }
 
 fn free_ports() -> anyhow::Result<[u16; 3]> {
-    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0"));
+    // All listeners are open at the same time, so that the ports differ.
+    let mut listeners = Vec::new();
     let mut ports = [0; 3];
-    for (port, listener) in ports.iter_mut().zip(listeners) {
-        *port = listener?.local_addr()?.port();
+    for port in &mut ports {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        *port = listener.local_addr()?.port();
+        listeners.push(listener);
     }
     Ok(ports)
 }

@@ -29,11 +29,11 @@ use phase::{Phase, Recorder};
 use recording::Recording;
 use replay::Replay;
 
-/// Parts of the fleet that a rollout replaces one after the other.
+/// Number of parts of the fleet that a rollout replaces one after the other.
 const WAVES: usize = 10;
-/// How long old and new programs of a part run side by side: longer than their first lists are
-/// spread.
-const WAVE: Duration = Duration::from_secs(6);
+/// Time in which the old and the new programs of a part run side by side. It is longer than the
+/// time over which the programs spread their first lists.
+const WAVE_OVERLAP: Duration = Duration::from_secs(6);
 
 /// Measures the load that agents and repair controllers put on an API server.
 #[derive(Parser)]
@@ -78,10 +78,14 @@ fn main() -> ExitCode {
 }
 
 fn run_all(options: &Options) -> anyhow::Result<ExitCode> {
-    let (mut memory, mut broken) = (Vec::new(), Vec::new());
-    let (mut recording, mut all_real) = (Recording::default(), BTreeMap::new());
-    let real = options.nodes.iter().map(|nodes| (*nodes, "real"));
-    for (nodes, kind) in real.chain(options.replay.iter().map(|nodes| (*nodes, "simulated"))) {
+    let mut memory = Vec::new();
+    let mut broken_limits = Vec::new();
+    let mut recording = Recording::default();
+    // The phases of the runs with real nodes, by the number of nodes.
+    let mut real_phases = BTreeMap::new();
+    let real_runs = options.nodes.iter().map(|nodes| (*nodes, "real"));
+    let simulated_runs = options.replay.iter().map(|nodes| (*nodes, "simulated"));
+    for (nodes, kind) in real_runs.chain(simulated_runs) {
         let state = options.state.join(format!("{nodes}-{kind}"));
         fs::create_dir_all(&state)?;
         let control_plane = ControlPlane::start(&options.state, &state)?;
@@ -92,25 +96,27 @@ fn run_all(options: &Options) -> anyhow::Result<ExitCode> {
         };
         println!("\n## {nodes} {kind} nodes with {} meshed pods each\n", options.pods);
         let recorder = Recorder::new(control_plane, nodes)?;
-        let is_compared = kind != "real" && all_real.contains_key(&nodes);
+        let is_compared = kind != "real" && real_phases.contains_key(&nodes);
         // The idle phase is not compared.
         let idle = if is_compared { Duration::ZERO } else { options.idle };
         let (phases, sizes) = run(nodes, idle, recorder, &mut *fleet)?;
-        memory.extend(sizes.map(|[agent, controller]| {
-            json!({
+        if let Some([agent, controller]) = sizes {
+            memory.push(json!({
                 "nodes": nodes, "pods": options.pods, "agent_kib": agent,
                 "repair_controller_kib": controller,
-            })
-        }));
-        broken.extend(phases.iter().flat_map(|phase| phase.broken_limits(nodes, options.pods)));
+            }));
+        }
+        for phase in &phases {
+            broken_limits.extend(phase.broken_limits(nodes, options.pods));
+        }
         if kind == "real" {
-            if all_real.is_empty() {
+            if real_phases.is_empty() {
                 let requests = phases.iter().flat_map(|phase| &phase.requests);
-                recording = recording::record(requests, &fleet.started());
+                recording = recording::record(requests, &fleet.start_times());
             }
-            all_real.insert(nodes, phases);
-        } else if let Some(real) = all_real.get(&nodes) {
-            broken.extend(phase::compare(real, &phases, nodes));
+            real_phases.insert(nodes, phases);
+        } else if let Some(real) = real_phases.get(&nodes) {
+            broken_limits.extend(phase::compare(real, &phases, nodes));
         }
         drop(fleet);
         fs::remove_dir_all(state)?;
@@ -118,12 +124,16 @@ fn run_all(options: &Options) -> anyhow::Result<ExitCode> {
     if let Some(path) = &options.json {
         fs::write(path, Value::from(memory).to_string())?;
     }
-    for limit in &broken {
+    for limit in &broken_limits {
         eprintln!("fleet: {limit}");
     }
-    Ok(ExitCode::from(u8::from(options.check && !broken.is_empty())))
+    if options.check && !broken_limits.is_empty() {
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
+/// Runs all phases of a fleet. Returns the phases, and the memory of the first node's programs.
 fn run(
     nodes: usize,
     idle: Duration,
@@ -136,11 +146,12 @@ fn run(
     let sizes = fleet.memory();
     phases.push(recorder.observe(phase::IDLE, idle)?);
     for wave in 0..WAVES {
-        let part = nodes * wave / WAVES..nodes * (wave + 1) / WAVES;
-        if !part.is_empty() {
-            fleet.start(part.clone())?;
-            thread::sleep(WAVE);
-            fleet.stop_replaced(part)?;
+        let first = nodes * wave / WAVES;
+        let end = nodes * (wave + 1) / WAVES;
+        if first < end {
+            fleet.start(first..end)?;
+            thread::sleep(WAVE_OVERLAP);
+            fleet.stop_replaced(first..end)?;
         }
     }
     phases.push(recorder.until_connected(phase::ROLLOUT)?);

@@ -16,12 +16,13 @@ pub const SERVICE_ACCOUNT: &str = "linkerd-cni";
 const PODS_NAMESPACE: &str = "apps";
 const CREATORS: usize = 16;
 
-/// Returns the name of a node. The name of the agent's pod contains it, and nothing else in a
-/// request does.
+/// Returns the name of a node. In the requests of a node, only the name of the agent's pod contains
+/// it.
 pub fn node_name(node: usize) -> String {
     format!("n{node:05}")
 }
 
+/// Returns the number of the node with this name.
 pub fn node_of(name: &str) -> Option<usize> {
     name.strip_prefix('n')?.parse().ok()
 }
@@ -30,6 +31,7 @@ pub fn agent_pod_name(node: usize) -> String {
     format!("linkerd-cni-{}", node_name(node))
 }
 
+/// Creates all objects of a fleet.
 pub fn create(
     control_plane: &ControlPlane,
     manifests: &Path,
@@ -68,6 +70,7 @@ fn create_node(client: &Client, node: usize) -> anyhow::Result<()> {
     Ok(client.post(&format!("/api/v1/namespaces/{NAMESPACE}/pods"), &agent_pod)?)
 }
 
+/// Calls `action` with each number below `count`, on several threads.
 pub fn in_parallel(
     count: usize,
     action: impl Fn(usize) -> anyhow::Result<()> + Sync,

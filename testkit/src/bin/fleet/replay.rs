@@ -58,8 +58,11 @@ impl Replay {
         recording: Recording,
         nodes: usize,
     ) -> anyhow::Result<Replay> {
-        let (access, tokens) = (control_plane.access.clone(), vec![Default::default(); nodes]);
-        let shared = Shared { recording, access, tokens };
+        let shared = Shared {
+            recording,
+            access: control_plane.access.clone(),
+            tokens: vec![Default::default(); nodes],
+        };
         in_parallel(nodes, |node| {
             let _ = shared.tokens[node][0].set(agent_token(&control_plane.admin, node)?);
             Ok(())
@@ -71,10 +74,12 @@ impl Replay {
 impl Nodes for Replay {
     fn start(&mut self, nodes: Range<usize>) -> anyhow::Result<()> {
         for node in nodes {
-            let (life, stopped) = (self.lives[node].len(), Arc::<AtomicBool>::default());
+            let life = self.lives[node].len();
+            let stopped = Arc::<AtomicBool>::default();
             self.lives[node].push(Arc::clone(&stopped));
             for index in 0..self.shared.recording[life].len() {
-                let (shared, stopped) = (Arc::clone(&self.shared), Arc::clone(&stopped));
+                let shared = Arc::clone(&self.shared);
+                let stopped = Arc::clone(&stopped);
                 thread::Builder::new().stack_size(STACK).spawn(move || {
                     let chain = &shared.recording[life][index];
                     Sender { shared: &shared, node, chain, stopped: &stopped }.run()
@@ -84,7 +89,8 @@ impl Nodes for Replay {
         Ok(())
     }
 
-    /// A thread with a watch sees this when a bookmark arrives, at most a minute later.
+    /// A thread with a watch notices that it is stopped when a bookmark arrives, at most a minute
+    /// later.
     fn stop_replaced(&mut self, nodes: Range<usize>) -> anyhow::Result<()> {
         for lives in &self.lives[nodes] {
             stop(&lives[..lives.len() - 1]);
@@ -133,13 +139,17 @@ impl Sender<'_> {
             Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::per_phase(PHASE_TIMEOUT) };
         let steps = &self.chain.steps;
         let is_periodic = matches!(&steps[..], [.., one, other] if one.uri == other.uri);
-        let repeated = steps.last().into_iter().cycle().take_while(|_| is_periodic);
+        // The client with the agent's token, and the client with the plugin's token.
         let mut clients: [Option<Client>; 2] = [None, None];
-        for step in steps.iter().chain(repeated).take_while(|_| !self.is_stopped()) {
-            let (gap, mut schedule) = (step.gaps.draw(), Schedule::new(Instant::now(), None));
+        let mut index = 0;
+        while let Some(step) = steps.get(index)
+            && !self.is_stopped()
+        {
+            let gap = step.gaps.draw();
             if gap > LONGEST_IDLE {
                 clients = [None, None];
             }
+            let mut schedule = Schedule::new(Instant::now(), None);
             thread::sleep(gap);
             while !self.is_stopped() {
                 let client = &mut clients[usize::from(step.request.is_plugin)];
@@ -152,8 +162,12 @@ impl Sender<'_> {
                     Some(401 | 403) => TokenCheckResult::Rejected,
                     _ => TokenCheckResult::Unknown,
                 };
-                schedule.schedule_next_check(Instant::now(), result, asked(&error));
+                schedule.schedule_next_check(Instant::now(), result, requested_wait(&error));
                 thread::sleep(schedule.next_due() - Instant::now());
+            }
+            let is_last = index + 1 == steps.len();
+            if !(is_last && is_periodic) {
+                index += 1;
             }
         }
         Ok(())
@@ -173,7 +187,9 @@ impl Sender<'_> {
 
     /// Lists and watches pods as `pod_watch::run` does, but only reads the version of the list.
     fn watch_pods(&self) -> anyhow::Result<()> {
-        let [list, watch, ..] = &self.chain.steps[..] else { return Ok(()) };
+        let (Some(list), Some(watch)) = (self.chain.steps.first(), self.chain.steps.get(1)) else {
+            return Ok(());
+        };
         thread::sleep(list.gaps.draw());
         let mut backoff = Backoff::spread(pod_watch::RETRIES);
         let mut version = String::new();
@@ -183,7 +199,8 @@ impl Sender<'_> {
         while !self.is_stopped() {
             // Each request has a connection of its own.
             let client = self.client(list, pod_watch::DEADLINES)?;
-            let (began, is_list) = (Instant::now(), version.is_empty());
+            let begin = Instant::now();
+            let is_list = version.is_empty();
             let step = if is_list { list } else { watch };
             let uri = step.uri(self.node, &version, lifetime);
             let mut result = if is_list {
@@ -192,31 +209,31 @@ impl Sender<'_> {
                 self.follow(&client, &uri, &mut version)
             };
             if !is_list {
-                if began.elapsed() >= STEADY {
+                if begin.elapsed() >= STEADY {
                     backoff.reset();
                 }
-                if began.elapsed() + EARLY_END_TOLERANCE < lifetime {
+                if begin.elapsed() + EARLY_END_TOLERANCE < lifetime {
                     result = result.and(Err(Duration::ZERO));
                 }
                 lifetime = watch.lifetimes.draw();
             }
-            if let Err(asked) = result
+            if let Err(wait) = result
                 && !self.is_stopped()
             {
-                thread::sleep(backoff.next_delay().max(asked + jitter(asked / 2)));
+                thread::sleep(backoff.next_delay().max(wait + jitter(wait / 2)));
             }
         }
         Ok(())
     }
 
-    /// Sets the version from which the next watch continues, or clears it for a list. The error is
-    /// the shortest wait.
+    /// Follows a watch. Sets the version from which the next watch continues, or clears it if the
+    /// next request has to be a list. The error is the shortest wait before that request.
     fn follow(&self, client: &Client, uri: &str, version: &mut String) -> Result<(), Duration> {
         let response = client.watch(uri).map_err(|error| {
             if error.code() == Some(410) {
                 version.clear();
             }
-            asked(&error)
+            requested_wait(&error)
         })?;
         for event in watch_events::parse_events(response) {
             if self.is_stopped() {
@@ -236,20 +253,24 @@ impl Sender<'_> {
     }
 }
 
-/// Time that the API server asks to wait, or that the agent waits after a response that was late.
-fn asked(error: &kube::Error) -> Duration {
+/// Returns the time that the API server asks to wait, or that the agent waits after a response that
+/// was late.
+fn requested_wait(error: &kube::Error) -> Duration {
     if let Retry::After(wait) = error.retry() {
         return wait;
     }
     if error.is_response_timeout() { TIMEOUT_WAIT } else { Duration::ZERO }
 }
 
+/// Reads a list, and sets its version. The error is the shortest wait before the next request.
 fn read_list(client: &Client, uri: &str, version: &mut String) -> Result<(), Duration> {
-    let mut list = client.read_list(uri).map_err(|error| asked(&error))?;
+    let mut list = client.read_list(uri).map_err(|error| requested_wait(&error))?;
     let mut start = String::new();
-    let read = list.by_ref().take(256).read_to_string(&mut start);
-    let complete = read.and_then(|_| io::copy(&mut list, &mut io::sink()));
-    let rest = start.split("\"resourceVersion\":\"").nth(1).filter(|_| complete.is_ok());
-    *version = rest.and_then(|rest| rest.split('"').next()).ok_or(Duration::ZERO)?.to_owned();
+    list.by_ref().take(256).read_to_string(&mut start).map_err(|_| Duration::ZERO)?;
+    io::copy(&mut list, &mut io::sink()).map_err(|_| Duration::ZERO)?;
+    let Some((_, rest)) = start.split_once("\"resourceVersion\":\"") else {
+        return Err(Duration::ZERO);
+    };
+    *version = rest.split('"').next().unwrap_or_default().to_owned();
     Ok(())
 }

@@ -43,13 +43,15 @@ impl AuditLog {
         AuditLog { path, ..AuditLog::default() }
     }
 
+    /// Adds the records that the log got since the last call.
     pub fn read(&mut self) -> anyhow::Result<()> {
         let mut log = File::open(&self.path)?;
         log.seek(SeekFrom::Start(self.offset))?;
-        let (mut log, mut line) = (BufReader::new(log), String::new());
+        let mut reader = BufReader::new(log);
+        let mut line = String::new();
         loop {
             line.clear();
-            log.read_line(&mut line)?;
+            reader.read_line(&mut line)?;
             if !line.ends_with('\n') {
                 return Ok(());
             }
@@ -62,10 +64,12 @@ impl AuditLog {
     fn add_record(&mut self, record: &Value) -> anyhow::Result<()> {
         let text = |field: &str| record[field].as_str().unwrap_or_default().to_owned();
         let program = text("userAgent").split('/').next().unwrap_or_default().to_owned();
-        let (id, status) = (text("auditID"), record["responseStatus"]["code"].as_u64());
+        let id = text("auditID");
+        let status = record["responseStatus"]["code"].as_u64();
         // A watch has a second record when it ends. A rejected one may have only the first.
-        let is_known = self.watches.remove(&id).is_some() || self.rejected_watches.remove(&id);
-        if !program.starts_with("linkerd") || is_known {
+        let is_end_of_watch =
+            self.watches.remove(&id).is_some() || self.rejected_watches.remove(&id);
+        if is_end_of_watch || !program.starts_with("linkerd") {
             return Ok(());
         }
         let received = humantime::parse_rfc3339(&text("requestReceivedTimestamp"))?;
@@ -76,15 +80,14 @@ impl AuditLog {
                 self.rejected_watches.insert(id);
             }
         }
-        let (user, annotations) = (&record["user"], &record["annotations"]);
-        let token = &user["extra"]["authentication.kubernetes.io/credential-id"][0];
-        let node = &user["extra"]["authentication.kubernetes.io/node-name"][0];
-        let node = node.as_str().and_then(node_of).or_else(|| self.tokens.get(token).copied());
-        let issued = &annotations["authentication.kubernetes.io/issued-credential-id"];
+        let user = &record["user"];
+        let node = self.node_of_user(user);
+        let issued_token =
+            &record["annotations"]["authentication.kubernetes.io/issued-credential-id"];
         if let Some(node) = node
-            && !issued.is_null()
+            && !issued_token.is_null()
         {
-            self.tokens.insert(issued.clone(), node);
+            self.tokens.insert(issued_token.clone(), node);
         }
         let is_plugin = user["username"].as_str().is_some_and(|name| name.ends_with("-plugin"));
         if let Some(node) = node
@@ -105,15 +108,32 @@ impl AuditLog {
         });
         Ok(())
     }
+
+    /// Returns the node of the user's token. `None` if the token does not tell the node.
+    fn node_of_user(&self, user: &Value) -> Option<usize> {
+        let node_name = &user["extra"]["authentication.kubernetes.io/node-name"][0];
+        if let Some(name) = node_name.as_str()
+            && let Some(node) = node_of(name)
+        {
+            return Some(node);
+        }
+        let token = &user["extra"]["authentication.kubernetes.io/credential-id"][0];
+        self.tokens.get(token).copied()
+    }
 }
 
-/// Largest number of requests in one second, counted in steps of a tenth of a second.
+/// Returns the largest number of requests in one second, counted in steps of a tenth of a second.
 pub fn peak_per_second(requests: &[Request]) -> usize {
-    let mut tenths: BTreeMap<u128, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<u128, usize> = BTreeMap::new();
     for request in requests {
-        let since = request.received.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        *tenths.entry(since.as_millis() / 100).or_default() += 1;
+        let time = request.received.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let tenth_of_second = time.as_millis() / 100;
+        *counts.entry(tenth_of_second).or_default() += 1;
     }
-    let windows = tenths.keys().map(|begin| tenths.range(begin..&(begin + 10)));
-    windows.map(|window| window.map(|(_, count)| count).sum()).max().unwrap_or_default()
+    let mut peak = 0;
+    for begin in counts.keys() {
+        let in_one_second: usize = counts.range(begin..&(begin + 10)).map(|(_, count)| count).sum();
+        peak = peak.max(in_one_second);
+    }
+    peak
 }
