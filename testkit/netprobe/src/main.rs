@@ -24,7 +24,7 @@ use nix::sys::socket::{
 };
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
-/// What Linkerd's validator exits with on any failure; the repair controller looks for it.
+/// Exit code of Linkerd's validator after any failure. The repair controller looks for it.
 const NOT_REDIRECTED: u8 = 95;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -75,14 +75,15 @@ fn main() -> ExitCode {
     })
 }
 
-/// Signals are blocked and waited for: PID 1 has no default handlers, but blocked signals do reach
-/// it.
+/// Blocks these signals, so that the caller can wait for them. This program may be PID 1, which has
+/// no default handlers for signals. Blocked signals reach it nevertheless.
 fn block(signals: &[Signal]) -> anyhow::Result<SigSet> {
     let set: SigSet = signals.iter().copied().collect();
     set.thread_block().context("block signals")?;
     Ok(set)
 }
 
+/// Exits with this code on SIGTERM and SIGINT.
 fn exit_on_signal(code: u8) -> anyhow::Result<()> {
     let signals = block(&[Signal::SIGTERM, Signal::SIGINT])?;
     thread::spawn(move || {
@@ -110,7 +111,8 @@ fn wait(time: Duration) -> anyhow::Result<ExitCode> {
 
 fn serve(words: &[String]) -> anyhow::Result<ExitCode> {
     exit_on_signal(0)?;
-    let (mut name, mut listeners) = ("", Vec::new());
+    let mut name = "";
+    let mut listeners = Vec::new();
     for word in words {
         if word.contains(':') {
             listeners.push((name, listen_on(word.parse()?)?));
@@ -123,7 +125,7 @@ fn serve(words: &[String]) -> anyhow::Result<ExitCode> {
         for (name, listener) in &listeners {
             scope.spawn(move || {
                 accept(listener, |stream| {
-                    let line = answer(name, &stream);
+                    let line = server_line(name, &stream);
                     thread::spawn(move || reply(stream, &line));
                 });
             });
@@ -144,18 +146,23 @@ fn forward(addresses: &[SocketAddr]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Without a redirection the destination is this program itself.
+/// Connects a client to the destination that it chose, and passes data in both directions. Fails if
+/// the client was not redirected, because then it chose this program itself.
 fn relay(client: TcpStream) -> io::Result<()> {
-    let local = client.local_addr()?;
-    let chosen = original_destination(&client).filter(|address| *address != local);
-    let server = TcpStream::connect(chosen.ok_or(ErrorKind::AddrNotAvailable)?)?;
+    let Some(destination) = original_destination(&client) else {
+        return Err(ErrorKind::AddrNotAvailable.into());
+    };
+    if destination == client.local_addr()? {
+        return Err(ErrorKind::AddrNotAvailable.into());
+    }
+    let server = TcpStream::connect(destination)?;
     thread::scope(|scope| {
         scope.spawn(|| pass(&client, &server));
         pass(&server, &client)
     })
 }
 
-/// Sends to `to` what `from` sends, until that closes.
+/// Sends to `to` what `from` sends, until `from` closes the connection.
 fn pass(mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
     match io::copy(&mut from, &mut to) {
         Ok(_) => to.shutdown(Shutdown::Write),
@@ -176,7 +183,8 @@ fn accept(listener: &TcpListener, serve: impl Fn(TcpStream)) {
     }
 }
 
-fn answer(name: &str, stream: &TcpStream) -> String {
+/// Returns the line for a client: the server's name, and the destination that the client chose.
+fn server_line(name: &str, stream: &TcpStream) -> String {
     let local = or_dash(stream.local_addr().ok());
     let original = or_dash(original_destination(stream));
     format!("{name} local={local} original={original}\n")
@@ -189,7 +197,8 @@ fn or_dash(address: Option<SocketAddr>) -> String {
     }
 }
 
-/// Reads what the client sent before closing, as a reset could overtake the answer.
+/// Sends a line, and closes the connection. Reads what the client has sent before that, because the
+/// kernel would otherwise send a reset, which could overtake the line.
 fn reply(mut stream: TcpStream, line: &str) {
     let _ = stream.write_all(line.as_bytes());
     let _ = stream.shutdown(Shutdown::Write);
@@ -199,17 +208,18 @@ fn reply(mut stream: TcpStream, line: &str) {
 
 fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
     if stream.local_addr().ok()?.is_ipv4() {
-        let a = getsockopt(stream, sockopt::OriginalDst).ok()?;
-        let ip = u32::from_be(a.sin_addr.s_addr).into();
-        Some(SocketAddrV4::new(ip, u16::from_be(a.sin_port)).into())
+        let address = getsockopt(stream, sockopt::OriginalDst).ok()?;
+        let ip = u32::from_be(address.sin_addr.s_addr).into();
+        Some(SocketAddrV4::new(ip, u16::from_be(address.sin_port)).into())
     } else {
-        let a = getsockopt(stream, sockopt::Ip6tOriginalDst).ok()?;
-        let ip = a.sin6_addr.s6_addr.into();
-        Some(SocketAddrV6::new(ip, u16::from_be(a.sin6_port), 0, 0).into())
+        let address = getsockopt(stream, sockopt::Ip6tOriginalDst).ok()?;
+        let ip = address.sin6_addr.s6_addr.into();
+        Some(SocketAddrV6::new(ip, u16::from_be(address.sin6_port), 0, 0).into())
     }
 }
 
-/// A listener for exactly one family, so that `0.0.0.0:80` and `[::]:80` go together.
+/// Listens on an address of one family only, so that a second listener can have the same port in
+/// the other family.
 fn listen_on(address: SocketAddr) -> anyhow::Result<TcpListener> {
     listening_socket(address).with_context(|| format!("listen on {address}"))
 }
@@ -245,6 +255,7 @@ fn connect(address: SocketAddr) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// Connects to a server, and returns its line.
 fn line_from(address: SocketAddr, timeout: Duration) -> io::Result<String> {
     let stream = TcpStream::connect_timeout(&address, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
@@ -253,24 +264,27 @@ fn line_from(address: SocketAddr, timeout: Duration) -> io::Result<String> {
     Ok(line)
 }
 
+/// Prints and exits like Linkerd's network validator.
 fn validate(to: SocketAddr, at: SocketAddr, timeout: Duration) -> anyhow::Result<ExitCode> {
     exit_on_signal(NOT_REDIRECTED)?;
-    Ok(match reaches_itself(to, at, timeout) {
-        Ok(()) => {
-            println!("Validated");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!(
-                "Failed to validate networking configuration. Please ensure traffic redirection \
-                 rules are rewriting traffic as expected. timeout={timeout:?}: {error:#}"
-            );
-            ExitCode::from(NOT_REDIRECTED)
-        }
-    })
+    if let Err(error) = connect_to_own_listener(to, at, timeout) {
+        eprintln!(
+            "Failed to validate networking configuration. Please ensure traffic redirection \
+             rules are rewriting traffic as expected. timeout={timeout:?}: {error:#}"
+        );
+        return Ok(ExitCode::from(NOT_REDIRECTED));
+    }
+    println!("Validated");
+    Ok(ExitCode::SUCCESS)
 }
 
-fn reaches_itself(to: SocketAddr, at: SocketAddr, timeout: Duration) -> anyhow::Result<()> {
+/// Listens at `at`, and connects to `to`. Fails unless the connection is redirected to the
+/// listener.
+fn connect_to_own_listener(
+    to: SocketAddr,
+    at: SocketAddr,
+    timeout: Duration,
+) -> anyhow::Result<()> {
     let start = Instant::now();
     let listener = listen_on(at)?;
     // std seeds RandomState randomly, so no crate for random numbers is needed.
@@ -281,8 +295,8 @@ fn reaches_itself(to: SocketAddr, at: SocketAddr, timeout: Duration) -> anyhow::
             reply(stream, &line);
         }
     });
-    let got = line_from(to, timeout).with_context(|| format!("connect to {to}"))?;
+    let received = line_from(to, timeout).with_context(|| format!("connect to {to}"))?;
     ensure!(start.elapsed() <= timeout, "too late");
-    ensure!(got == token, "{to} is somebody else");
+    ensure!(received == token, "{to} is somebody else");
     Ok(())
 }

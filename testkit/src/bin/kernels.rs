@@ -26,15 +26,15 @@ const CHECKS: &[Check] = &[
     ("auto without nf_tables", auto_without_nf_tables),
     ("auto without nf_tables and iptables", auto_without_any_backend),
     ("self-test", self_test),
-    ("native", || redirects("native", "native", Families::Both)),
-    ("nft", || redirects("nft", "nft", Families::Both)),
-    ("legacy", || redirects("legacy", "legacy", Families::Both)),
+    ("native", || assert_redirects("native", "native", Families::Both)),
+    ("nft", || assert_redirects("nft", "nft", Families::Both)),
+    ("legacy", || assert_redirects("legacy", "legacy", Families::Both)),
     ("IPv6 disabled by sysctl", ipv6_disabled_by_sysctl),
     ("kernel memory", kernel_memory),
 ];
 const CHECKS_WITHOUT_IPV6: &[Check] = &[
     ("self-test with ipv6.disable=1", self_test),
-    ("native with ipv6.disable=1", || redirects("native", "native", Families::Ipv4)),
+    ("native with ipv6.disable=1", || assert_redirects("native", "native", Families::Ipv4)),
     ("ipv6: true with ipv6.disable=1", ipv6_required),
 ];
 const CHECK_BUDGET: Duration = Duration::from_secs(300);
@@ -53,21 +53,17 @@ enum Families {
 fn main() {
     let mut checks = CHECKS.iter().chain(CHECKS_WITHOUT_IPV6);
     match std::env::args().nth(1) {
-        Some(wanted) if id() != 1 => {
-            let (_, check) = checks.find(|(name, _)| *name == wanted).expect("a check");
+        Some(check_name) if id() != 1 => {
+            let (_, check) = checks.find(|(name, _)| *name == check_name).expect("a check");
             println!("{}", check());
         }
         _ => run_all(),
     }
 }
 
+/// Runs all checks that apply to this kernel, and switches the virtual machine off.
 fn run_all() -> ! {
-    for (kind, target) in
-        [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/run")]
-    {
-        fs::create_dir_all(target).unwrap();
-        mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>).unwrap();
-    }
+    mount_kernel_file_systems();
     let command_line = fs::read_to_string("/proc/cmdline").unwrap();
     let checks = if command_line.contains("ipv6.disable=1") { CHECKS_WITHOUT_IPV6 } else { CHECKS };
     let mut results = Vec::new();
@@ -83,6 +79,15 @@ fn run_all() -> ! {
     exit(0)
 }
 
+fn mount_kernel_file_systems() {
+    for (kind, target) in
+        [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/run")]
+    {
+        fs::create_dir_all(target).unwrap();
+        mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>).unwrap();
+    }
+}
+
 /// Runs a check in a process of its own. Returns whether the check passed, and the output.
 fn run_in_child(name: &str) -> (bool, String) {
     let mut output = tempfile::tempfile().unwrap();
@@ -94,14 +99,16 @@ fn run_in_child(name: &str) -> (bool, String) {
     if status.is_none() {
         child::kill(&mut check);
     }
-    let mut seen = String::new();
+    let mut text = String::new();
     output.rewind().unwrap();
-    output.read_to_string(&mut seen).unwrap();
-    let passed = status.is_some_and(|status| status.success());
-    let problem = if status.is_none() { "timed out: " } else { "" };
-    (passed, format!("{problem}{}", seen.trim()))
+    output.read_to_string(&mut text).unwrap();
+    match status {
+        Some(status) => (status.success(), text.trim().to_owned()),
+        None => (false, format!("timed out: {}", text.trim())),
+    }
 }
 
+/// Publishes a meshed pod with these annotations in the node's copy.
 fn publish(annotations: &Value) {
     let containers = json!([{"name": "app"}, {"name": "linkerd-proxy"}]);
     let metadata =
@@ -118,7 +125,9 @@ fn call(command: &str, pod: &Namespaces, mode: &str) -> Call {
         .linkerd("ipv6", "auto")
 }
 
-fn pod() -> Namespaces {
+/// Publishes the meshed pod without annotations. Returns its netns, in which servers stand for the
+/// proxy.
+fn start_pod() -> Namespaces {
     publish(&json!({}));
     let pod = Namespaces::new();
     for (name, port) in [("inbound", 4143), ("outbound", 4140), ("admin", 4191)] {
@@ -148,16 +157,15 @@ fn line_of(name: &str, address: &str, port: u16) -> String {
     format!("{name} {}", SocketAddr::new(address.parse().unwrap(), port))
 }
 
-/// Checks that ADD writes rules that redirect, even if it is repeated, and that CHECK fails before
+/// Asserts that ADD writes rules that redirect, even if it is repeated, and that CHECK fails before
 /// the first ADD and succeeds afterwards.
-fn redirects(mode: &str, backend: &str, families: Families) -> String {
-    let pod = pod();
+fn assert_redirects(mode: &str, backend: &str, families: Families) -> String {
+    let pod = start_pod();
     call("CHECK", &pod, mode).run().failed(122, "");
     let begin = Instant::now();
     let add = call("ADD", &pod, mode).run().succeeded();
     let ms = begin.elapsed().as_millis();
-    let by = format!(": redirected by {backend},");
-    assert!(add.stderr.contains(&by), "{}", add.stderr);
+    add.logs(&format!(": redirected by {backend},"));
     for _ in 0..2 {
         assert_redirected(&pod, families);
         call("CHECK", &pod, mode).run().succeeded();
@@ -178,14 +186,16 @@ fn nf_tables_module() -> String {
     format!("/lib/modules/{}/kernel/net/netfilter/nf_tables.ko", release())
 }
 
+/// Asserts that `auto` chooses iptables-legacy if the kernel has no nf_tables.
 fn auto_without_nf_tables() -> String {
     fs::rename(nf_tables_module(), HIDDEN_MODULE).unwrap();
-    redirects("auto", "legacy", Families::Both)
+    assert_redirects("auto", "legacy", Families::Both)
 }
 
+/// Asserts that ADD fails if the kernel has no nf_tables and the node no iptables.
 fn auto_without_any_backend() -> String {
     fs::rename(nf_tables_module(), HIDDEN_MODULE).unwrap();
-    let outcome = call("ADD", &pod(), "auto").run_without_iptables();
+    let outcome = call("ADD", &start_pod(), "auto").run_without_iptables();
     let (code, msg) = outcome.error();
     assert_eq!(code, 120, "{msg}");
     outcome.advises("nf_tables");
@@ -194,13 +204,15 @@ fn auto_without_any_backend() -> String {
 
 /// Sets a sysctl of IPv6 for the pod's present interfaces and for its later ones.
 fn set_ipv6(pod: &Namespaces, name: &str, value: u8) {
-    let set = ["all", "default", "eth0"]
-        .map(|scope| format!("echo {value} >/proc/sys/net/ipv6/conf/{scope}/{name}"));
-    pod.sh(&set.join(" && "));
+    for scope in ["all", "default", "eth0"] {
+        pod.sh(&format!("echo {value} >/proc/sys/net/ipv6/conf/{scope}/{name}"));
+    }
 }
 
+/// Asserts that a pod whose sysctls disable IPv6 is redirected with IPv4, and with IPv6 after it
+/// has enabled IPv6.
 fn ipv6_disabled_by_sysctl() -> String {
-    let pod = pod();
+    let pod = start_pod();
     set_ipv6(&pod, "disable_ipv6", 1);
     call("ADD", &pod, "native").run().succeeded();
     assert_redirected(&pod, Families::Ipv4);
@@ -213,14 +225,16 @@ fn ipv6_disabled_by_sysctl() -> String {
     "IPv4 redirected, and IPv6 once the pod enables it".to_owned()
 }
 
+/// Asserts that `ipv6: true` does not fail ADD if the kernel has no IPv6.
 fn ipv6_required() -> String {
-    let pod = pod();
+    let pod = start_pod();
     call("ADD", &pod, "native").linkerd("ipv6", true).run().succeeded();
     assert_redirected(&pod, Families::Ipv4);
     call("CHECK", &pod, "native").linkerd("ipv6", true).run().succeeded();
     "IPv4 redirected".to_owned()
 }
 
+/// Starts an agent, and asserts that its self-test passes.
 fn self_test() -> String {
     let path = |name: &str| Path::new(NODE).join(name);
     for dir in ["etc", "bin", "image", "sa"] {
@@ -257,15 +271,18 @@ fn self_test() -> String {
         lines = fs::read_to_string(&log).unwrap();
     }
     child::kill(&mut agent);
-    let passed = lines.split_once("self-test passed: ").unwrap_or_else(|| panic!("{lines}")).1;
-    let passed = passed.lines().next().unwrap();
+    let Some((_, rest)) = lines.split_once("self-test passed: ") else {
+        panic!("{lines}");
+    };
+    let result = rest.lines().next().unwrap();
     let families = if Path::new("/proc/net/if_inet6").exists() { 2 } else { 1 };
-    assert_eq!(passed.matches("bound").count(), 2 * families, "{passed}");
-    passed.to_owned()
+    // The self-test names an inbound and an outbound connection of each family.
+    assert_eq!(result.matches("bound").count(), 2 * families, "{result}");
+    result.to_owned()
 }
 
-/// Checks how much kernel memory the rules of a pod take: with the port lists of the plugin entry
-/// alone, and with annotations of almost 256 KiB, the longest that Kubernetes allows. Checks that
+/// Measures how much kernel memory the rules of a pod take: with the port lists of the plugin entry
+/// alone, and with annotations of almost 256 KiB, the longest that Kubernetes allows. Asserts that
 /// the kernel frees the memory together with the pod's netns.
 fn kernel_memory() -> String {
     let ports = (1..=u16::MAX).step_by(2).map(|port| port.to_string()).collect::<Vec<_>>();
@@ -300,7 +317,7 @@ fn memory_per_pod(annotations: &Value, pods: u64) -> u64 {
 /// pods' namespaces were removed.
 fn measure_memory(pods: u64) -> (u64, u64) {
     let before_pods = kernel_memory_in_use();
-    let pods = (0..pods).map(|_| Namespaces::new()).collect::<Vec<_>>();
+    let pods: Vec<Namespaces> = (0..pods).map(|_| Namespaces::new()).collect();
     let before_rules = kernel_memory_in_use();
     for pod in &pods {
         call("ADD", pod, "native").set("log_level", "warn").run().succeeded();
@@ -320,7 +337,8 @@ fn measure_memory(pods: u64) -> (u64, u64) {
 /// three kinds of memory, because `MemFree` leaves out free pages that each processor keeps for
 /// itself.
 fn kernel_memory_in_use() -> u64 {
-    let (mut last, mut same) = (0, 0);
+    let mut memory: u64 = 0;
+    let mut stable_reads = 0;
     for _ in 0..60 {
         for slab in fs::read_dir("/sys/kernel/slab").unwrap() {
             let _ = fs::write(slab.unwrap().path().join("shrink"), "1");
@@ -328,17 +346,21 @@ fn kernel_memory_in_use() -> u64 {
         sleep(Duration::from_millis(100));
         let info = fs::read_to_string("/proc/meminfo").unwrap();
         let fields = ["SUnreclaim:", "VmallocUsed:", "Percpu:"];
-        let now: u64 = fields.iter().map(|name| kib_of(&info, name)).sum();
-        same = if now.abs_diff(last) < 64 { same + 1 } else { 0 };
-        last = now;
-        if same == 6 {
+        let current: u64 = fields.iter().map(|name| kib_of(&info, name)).sum();
+        if current.abs_diff(memory) < 64 {
+            stable_reads += 1;
+        } else {
+            stable_reads = 0;
+        }
+        memory = current;
+        if stable_reads == 6 {
             break;
         }
     }
-    last
+    memory
 }
 
-/// Returns a field of `/proc/meminfo`.
+/// Returns a field of `/proc/meminfo`, in KiB.
 fn kib_of(info: &str, name: &str) -> u64 {
     let line = info.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.trim_end_matches(" kB").trim().parse().unwrap()

@@ -21,16 +21,17 @@ pub fn has_valgrind() -> bool {
     version.is_ok_and(|status| status.success())
 }
 
+/// Returns the number of instructions of `call`, as valgrind counts them.
 pub fn instructions(scene: &Scene, call: &Call, requests: usize) -> anyhow::Result<u64> {
     let log = format!("--log-file={}", scene.tool_output());
     let tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", &log];
     let run = || scene.run_once(call, &tool);
-    let [count] = smallest(scene, call, requests, run, instructions_in)?;
+    let [count] = smallest_figures(scene, call, requests, run, parse_instructions)?;
     Ok(count)
 }
 
 /// Reads the number from the log of callgrind.
-fn instructions_in(log: &str) -> Option<[u64; 1]> {
+fn parse_instructions(log: &str) -> Option<[u64; 1]> {
     let (_, number) = log.lines().find_map(|line| line.split_once("Collected :"))?;
     Some([number.trim().parse().ok()?])
 }
@@ -45,7 +46,7 @@ pub fn allocations(
 ) -> anyhow::Result<[u64; 2]> {
     let call = call.with_program(plugin);
     let run = || run_with_memusage(scene, &call);
-    smallest(scene, &call, requests, run, allocations_in)
+    smallest_figures(scene, &call, requests, run, parse_allocations)
 }
 
 /// Runs `call` with `libmemusage.so`, which writes its summary to standard error.
@@ -62,7 +63,7 @@ fn run_with_memusage(scene: &Scene, call: &Call) -> anyhow::Result<()> {
 
 /// Sums number and bytes in the rows of malloc, realloc and calloc of libmemusage's summary, such
 /// as `malloc|  19  11562  0`. Escape sequences for colours may surround a row.
-fn allocations_in(summary: &str) -> Option<[u64; 2]> {
+fn parse_allocations(summary: &str) -> Option<[u64; 2]> {
     let mut sum = [0, 0];
     for function in ["malloc|", "realloc|", "calloc|"] {
         let line = summary.lines().find(|line| line.contains(function))?;
@@ -73,21 +74,27 @@ fn allocations_in(summary: &str) -> Option<[u64; 2]> {
     }
     // Without any allocation, nothing was counted: the program uses another allocator than the C
     // library's.
-    if sum[0] == 0 { None } else { Some(sum) }
+    let [number, _bytes] = sum;
+    if number == 0 { None } else { Some(sum) }
 }
 
-fn smallest<const COUNT: usize>(
+/// Runs the call [`RUNS`] times, and returns the smallest of each figure.
+fn smallest_figures<const COUNT: usize>(
     scene: &Scene,
     call: &Call,
     requests: usize,
     run: impl Fn() -> anyhow::Result<()>,
     read: impl Fn(&str) -> Option<[u64; COUNT]>,
 ) -> anyhow::Result<[u64; COUNT]> {
-    let (mut smallest, mut runs, mut failures) = ([u64::MAX; COUNT], 0, Vec::new());
+    let mut smallest = [u64::MAX; COUNT];
+    let mut runs = 0;
+    let mut failures = Vec::new();
     for _ in 0..TRIES {
         match figures_of_one_run(scene, requests, &run, &read) {
             Ok(figures) => {
-                smallest = std::array::from_fn(|index| smallest[index].min(figures[index]));
+                for (minimum, figure) in smallest.iter_mut().zip(figures) {
+                    *minimum = figure.min(*minimum);
+                }
                 runs += 1;
             }
             Err(error) => failures.push(format!("{error:#}")),

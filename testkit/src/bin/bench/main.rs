@@ -63,19 +63,22 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures, and writes the figures. Returns whether all targets and the baseline hold, as far as
-/// the options ask for them.
+/// Measures the plugin, and writes the figures. Returns whether the figures meet the targets and
+/// the baseline, if the options ask for these checks.
 fn bench(options: &Options) -> anyhow::Result<bool> {
     // The baseline is read before the measurements, so that an unreadable file is found at once,
     // and because the figures may be written to the same file.
-    let baseline = options.baseline.as_deref().map(read).transpose()?;
+    let baseline = match &options.baseline {
+        Some(path) => Some(read_figures(path)?),
+        None => None,
+    };
     let scene = Scene::new(&options.plugin, &options.portmap)?;
-    let timings = measure::timings(&scene, options.runs)?;
+    let timings = measure::time_calls(&scene, options.runs)?;
     let mut rows: Vec<Row> = Vec::new();
     for (call, timings) in scene.calls.iter().zip(timings) {
         let yardstick_ms = rows.first().map_or(0.0, |row| row.wall_ms);
         let debug_plugin = options.debug_plugin.as_deref();
-        rows.push(measure::row(&scene, call, timings, yardstick_ms, debug_plugin)?);
+        rows.push(measure::measure_row(&scene, call, timings, yardstick_ms, debug_plugin)?);
     }
     let mut sizes = Vec::new();
     for (name, path) in [
@@ -83,8 +86,9 @@ fn bench(options: &Options) -> anyhow::Result<bool> {
         ("linkerd-cni", Some(&options.plugin)),
         ("image", options.image.as_ref()),
     ] {
-        let bytes = path.map(|path| path.metadata()).transpose()?;
-        sizes.extend(bytes.map(|file| Size { name: name.to_owned(), bytes: file.len() }));
+        if let Some(path) = path {
+            sizes.push(Size { name: name.to_owned(), bytes: path.metadata()?.len() });
+        }
     }
     let figures = Figures {
         architecture: env::consts::ARCH.to_owned(),
@@ -95,14 +99,16 @@ fn bench(options: &Options) -> anyhow::Result<bool> {
         sizes,
     };
     fs::write(&options.json, serde_json::to_vec_pretty(&figures)?)?;
-    let holds = !options.check || figures.targets.iter().all(|target| target.holds);
-    let Some(baseline) = baseline else { return Ok(holds) };
+    let targets_hold = !options.check || figures.targets.iter().all(|target| target.holds);
+    let Some(baseline) = baseline else {
+        return Ok(targets_hold);
+    };
     let comparison = benchmarks::compare(&baseline, &figures);
     print!("{}", comparison.text());
-    Ok(holds && comparison.holds())
+    Ok(targets_hold && comparison.holds())
 }
 
-fn read(path: &Path) -> anyhow::Result<Figures> {
+fn read_figures(path: &Path) -> anyhow::Result<Figures> {
     let text = fs::read(path)?;
     serde_json::from_slice(&text).with_context(|| path.display().to_string())
 }

@@ -26,7 +26,7 @@ pub struct Timings {
 
 /// Times the calls. All calls run in turn, `rounds` times, so that a busy moment of the machine
 /// affects all of them alike.
-pub fn timings(scene: &Scene, rounds: usize) -> anyhow::Result<Vec<Timings>> {
+pub fn time_calls(scene: &Scene, rounds: usize) -> anyhow::Result<Vec<Timings>> {
     let mut all = vec![Timings::default(); scene.calls.len()];
     // Namespaces are kept until the end, so that the kernel's work to remove them is not measured.
     let mut namespaces = Vec::new();
@@ -38,16 +38,16 @@ pub fn timings(scene: &Scene, rounds: usize) -> anyhow::Result<Vec<Timings>> {
             let netns = scene.netns(call)?;
             let mut command = scene.command(call, netns.as_ref(), &[])?;
             namespaces.push(netns);
-            let before = children()?;
-            let started = Instant::now();
+            let before = usage_of_children()?;
+            let begin = Instant::now();
             let status = command.status()?;
-            let wall = started.elapsed();
-            let after = children()?;
+            let wall = begin.elapsed();
+            let after = usage_of_children()?;
             ensure!(status.success(), scene.failure(call));
             // The first round is not timed, because it fills the page cache.
             if round > 0 {
                 timings.wall.push(wall);
-                timings.cpu.push(cpu(&after).saturating_sub(cpu(&before)));
+                timings.cpu.push(cpu_time(&after).saturating_sub(cpu_time(&before)));
                 let faults = after.minor_page_faults() - before.minor_page_faults();
                 timings.page_faults.push(faults.unsigned_abs());
             }
@@ -59,22 +59,22 @@ pub fn timings(scene: &Scene, rounds: usize) -> anyhow::Result<Vec<Timings>> {
 /// Returns the row of `call`. The times are the medians of `timings`. Each other figure is counted
 /// in further runs, under the tool that can count it. `yardstick_ms` is the median time of the
 /// first row, and `debug_plugin` a build whose allocations can be counted.
-pub fn row(
+pub fn measure_row(
     scene: &Scene,
     call: &Call,
     mut timings: Timings,
     yardstick_ms: f64,
     debug_plugin: Option<&Path>,
 ) -> anyhow::Result<Row> {
-    let requests = requests(scene, call)?;
-    let is_ours = !call.name.starts_with(PORTMAP);
-    let instructions = if is_ours && counters::has_valgrind() {
+    let requests = count_requests(scene, call)?;
+    let is_portmap = call.name.starts_with(PORTMAP);
+    let instructions = if !is_portmap && counters::has_valgrind() {
         Some(counters::instructions(scene, call, requests)?)
     } else {
         None
     };
     let allocations = match debug_plugin {
-        Some(plugin) if is_ours => Some(counters::allocations(scene, call, plugin, requests)?),
+        Some(plugin) if !is_portmap => Some(counters::allocations(scene, call, plugin, requests)?),
         _ => None,
     };
     let wall_ms = ms(median(&mut timings.wall));
@@ -86,8 +86,8 @@ pub fn row(
         ratio: if yardstick_ms > 0.0 { wall_ms / yardstick_ms } else { 1.0 },
         cpu_ms: ms(median(&mut timings.cpu)),
         requests: requests as u64,
-        processes: processes(scene, call)? as u64,
-        rss_mb: rss_kib(scene, call)? as f64 / 1024.0,
+        processes: count_processes(scene, call)? as u64,
+        rss_mb: measure_rss_kib(scene, call)? as f64 / 1024.0,
         page_faults: median(&mut timings.page_faults),
         instructions,
         allocations: allocations.map(|[number, _]| number),
@@ -101,7 +101,7 @@ fn ms(time: Duration) -> f64 {
 
 /// Returns the number of API requests of `call`. It is the median of [`FEW_RUNS`] runs, because a
 /// request is repeated on a busy machine.
-fn requests(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
+fn count_requests(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
     let mut counts = [0; FEW_RUNS];
     for count in &mut counts {
         let before = scene.api.requests().len();
@@ -112,10 +112,10 @@ fn requests(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
 }
 
 /// Returns the number of processes that `call` starts.
-fn processes(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
+fn count_processes(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
     let output = scene.tool_output();
-    let calls = "trace=clone,clone3,fork,vfork";
-    scene.run_once(call, &["strace", "-f", "-qq", "-e", calls, "-o", &output])?;
+    let system_calls = "trace=clone,clone3,fork,vfork";
+    scene.run_once(call, &["strace", "-f", "-qq", "-e", system_calls, "-o", &output])?;
     let trace = fs::read_to_string(&output)?;
     Ok(trace.lines().filter(|line| makes_process(line)).count())
 }
@@ -129,8 +129,9 @@ fn makes_process(line: &str) -> bool {
 
 /// Returns the peak memory of `call` in KiB. The plugin is started by a new process of this program
 /// that is still small, because the kernel counts the memory of the parent for a new process.
-fn rss_kib(scene: &Scene, call: &Call) -> anyhow::Result<u64> {
-    let (output, bench) = (scene.tool_output(), std::env::current_exe()?);
+fn measure_rss_kib(scene: &Scene, call: &Call) -> anyhow::Result<u64> {
+    let output = scene.tool_output();
+    let bench = std::env::current_exe()?;
     let mut peaks = [0; FEW_RUNS];
     for kib in &mut peaks {
         scene.run_once(call, &[&bench.to_string_lossy(), PEAK_OF, &output])?;
@@ -146,15 +147,15 @@ pub const PEAK_OF: &str = "--peak-of";
 /// program succeeded.
 pub fn write_peak_of(output: &str, program: &str) -> anyhow::Result<bool> {
     let status = Command::new(program).status()?;
-    fs::write(output, children()?.max_rss().to_string())?;
+    fs::write(output, usage_of_children()?.max_rss().to_string())?;
     Ok(status.success())
 }
 
-fn children() -> nix::Result<Usage> {
+fn usage_of_children() -> nix::Result<Usage> {
     getrusage(UsageWho::RUSAGE_CHILDREN)
 }
 
-fn cpu(usage: &Usage) -> Duration {
+fn cpu_time(usage: &Usage) -> Duration {
     let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
     Duration::from_micros(micros.unsigned_abs())
 }

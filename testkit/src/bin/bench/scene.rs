@@ -77,31 +77,34 @@ impl Scene {
             let command = row["command"].as_str().unwrap().to_owned();
             let needs_new_netns = name.starts_with("meshed ADD");
             scene.calls.push(Call { name, program, command, stdin, needs_new_netns });
-            scene.drop_if_unusable(row)?;
+            scene.remove_if_unusable(row)?;
         }
-        // CHECK needs a netns with the rules of an ADD.
+        // CHECK needs a netns with the rules of an ADD. The first call of the plugin is an ADD.
         let add = &scene.calls[1];
-        scene.run(add, &mut scene.program_command(add, plugin, &scene.redirected_netns)?)?;
+        let mut command = scene.program_command(add, plugin, &scene.redirected_netns)?;
+        scene.run(add, &mut command)?;
         Ok(scene)
     }
 
-    /// Drops the last call if this machine lacks its backend, such as a kernel without
+    /// Removes the last call if this machine lacks its backend, such as a kernel without
     /// iptables-legacy. The machine is tested with a program of iptables instead of the plugin,
     /// because a failure of the plugin must fail the bench.
-    fn drop_if_unusable(&mut self, row: &Value) -> anyhow::Result<()> {
+    fn remove_if_unusable(&mut self, row: &Value) -> anyhow::Result<()> {
         let Some(mode @ ("nft" | "legacy")) = row["mode"].as_str() else { return Ok(()) };
-        let program =
-            format!("{}-{mode}", if row["ipv6"] == true { "ip6tables" } else { "iptables" });
+        let family = if row["ipv6"] == true { "ip6tables" } else { "iptables" };
+        let program = format!("{family}-{mode}");
         let netns = netns::create()?;
         let mut command = Command::new("nsenter");
         command
             .arg(format!("--net={}", namespaces::path(&netns).display()))
             .args([&program, "-w", "-t", "nat", "-S"]);
         let output = command.output()?;
-        if !output.status.success() {
+        if !output.status.success()
+            && let Some(call) = self.calls.pop()
+        {
             let error = String::from_utf8_lossy(&output.stderr);
             let reason = format!("{program} fails on this machine: {}", error.trim());
-            self.unusable.extend(self.calls.pop().map(|call| Unusable { name: call.name, reason }));
+            self.unusable.push(Unusable { name: call.name, reason });
         }
         Ok(())
     }
@@ -184,9 +187,10 @@ impl Scene {
         path.to_string_lossy().into_owned()
     }
 
+    /// Describes the failure of a call, with the plugin's output.
     pub fn failure(&self, call: &Call) -> String {
-        let printed = fs::read_to_string(self.stdout_path()).unwrap_or_default();
-        format!("{}: {printed}", call.name)
+        let output = fs::read_to_string(self.stdout_path()).unwrap_or_default();
+        format!("{}: {output}", call.name)
     }
 }
 
