@@ -31,26 +31,28 @@ const KINDS: &str = "ClusterRole ClusterRoleBinding Role RoleBinding ValidatingA
 #[test]
 fn admission_policies_limit_the_account_to_its_node_and_short_tokens() {
     let _node = Node::exclusive();
-    let _objects = objects();
+    let _objects = create_objects();
     let chart = apply_chart("delete", &format!("startupTaint={TAINT}"), &json!([]));
     let account = Account::new("--bound-object-kind=Pod --bound-object-name=agent");
 
-    reset();
+    reset_objects();
     until_refused_by("linkerd-cni-node", || {
         account.patch_node(OTHER, &json!({"spec": {"taints": []}}), &["--dry-run=server"])
     });
     until_refused_by("linkerd-cni-repair", || account.evict(OTHER, &uid(OTHER), "?dryRun=All"));
-    nodes_lose_only_the_startup_taint_on_the_own_node(&account);
-    pods_are_evicted_only_on_the_own_node(&account);
+    assert_only_the_startup_taint_of_its_node_can_be_removed(&account);
+    assert_only_pods_of_its_node_can_be_evicted(&account);
     until_refused_by("linkerd-cni-token", || account.token(&["--duration=86401s"]));
-    let audiences = tokens_last_a_day_at_most(&account);
-    a_token_without_a_node_is_refused();
+    assert_tokens_last_a_day_at_most(&account);
+    assert_token_without_node_is_refused();
+    // The audiences of the API server, which a token gets by default.
+    let audiences = audiences(&account.token(&[]).unwrap());
     drop(chart);
 
-    reset();
+    reset_objects();
     let _chart = apply_chart("report", "startupTaint=", &audiences);
     until_refused_by("linkerd-cni-token", || account.token(&["--audience=vault"]));
-    tokens_are_for_the_given_audiences_only(&account, &audiences);
+    assert_tokens_have_only_these_audiences(&account, &audiences);
 }
 
 /// Waits until the API server enforces the policy, some seconds after its creation.
@@ -73,9 +75,9 @@ struct RefusedPatch {
     message: String,
 }
 
-fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
-    let refused = include_str!("admission_policy_refused.yaml");
-    for (_name, row) in table::rows::<RefusedPatch>(refused) {
+fn assert_only_the_startup_taint_of_its_node_can_be_removed(account: &Account) {
+    let refused_patches = include_str!("admission_policy_refused.yaml");
+    for (_name, row) in table::rows::<RefusedPatch>(refused_patches) {
         let patch = account.patch_node(&row.node, &row.patch, &[]);
         assert_refused("linkerd-cni-node", patch, &row.message);
     }
@@ -85,11 +87,11 @@ fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
         taints.retain(|taint| taint["key"] != TAINT);
         account.patch_node(OWN, &json!({"spec": {"taints": taints}}), &[]).is_ok()
     });
-    let has = |key: &str| taints(OWN).iter().any(|taint| taint["key"] == key);
-    assert!(has("kept") && !has(TAINT), "{:?}", taints(OWN));
+    let has_taint = |key: &str| taints(OWN).iter().any(|taint| taint["key"] == key);
+    assert!(has_taint("kept") && !has_taint(TAINT), "{:?}", taints(OWN));
 }
 
-fn pods_are_evicted_only_on_the_own_node(account: &Account) {
+fn assert_only_pods_of_its_node_can_be_evicted(account: &Account) {
     let without_node = Account::new("");
     let other_node = "on node policy-own may not evict pod policy-other on node";
     let precondition = "only with its UID as precondition";
@@ -106,12 +108,11 @@ fn pods_are_evicted_only_on_the_own_node(account: &Account) {
     }
     // The account may not delete pods, because a deletion ignores disruption budgets.
     let delete = account.run(&["delete", "pod", OWN, "-n", NAMESPACE, "--wait=false"], "");
+    let error = delete.unwrap_err();
     // The controller recognizes a missing permission by this text. The text of a rejection by
     // admission differs.
-    let forbidden = format!(r#"pods "{OWN}" is forbidden: User ""#);
-    let refused = delete.unwrap_err();
-    let texts = [&*forbidden, "cannot delete resource"];
-    assert!(texts.iter().all(|text| refused.contains(text)), "{refused}");
+    assert!(error.contains(&format!(r#"pods "{OWN}" is forbidden: User ""#)), "{error}");
+    assert!(error.contains("cannot delete resource"), "{error}");
     account.evict(OWN, &uid(OWN), "").unwrap();
     assert_ne!(deletion_time(OWN), "");
     assert_eq!(deletion_time(OTHER), "");
@@ -121,37 +122,38 @@ fn uid(pod: &str) -> String {
     field(&format!("pod {pod} -n {NAMESPACE}"), ".metadata.uid")
 }
 
-/// Returns the audiences of the API server, which a token gets by default.
-fn tokens_last_a_day_at_most(account: &Account) -> Value {
+fn assert_tokens_last_a_day_at_most(account: &Account) {
     for seconds in ["86401", "31536000", "4294967296"] {
         let token = account.token(&[&format!("--duration={seconds}s")]);
         assert_refused("linkerd-cni-token", token, "create tokens for at most 86400 s");
     }
-    // What is left without `tokenAudiences`.
+    // Without the value `tokenAudiences`, all audiences are allowed.
     assert_eq!(audiences(&account.token(&["--audience=vault"]).unwrap()), json!(["vault"]));
-    // The lifetime that the agent requests.
-    audiences(&account.token(&["--duration=86400s"]).unwrap())
+    // The agent requests this lifetime.
+    account.token(&["--duration=86400s"]).unwrap();
 }
 
-fn tokens_are_for_the_given_audiences_only(account: &Account, given: &Value) {
-    let both = [&format!("--audience={}", given[0].as_str().unwrap()), "--audience=vault"];
-    for more in [&both[1..], &both] {
-        let refused = account.token(more);
-        assert!(refused.as_ref().is_err_and(|error| error.contains("vault")), "{refused:?}");
+fn assert_tokens_have_only_these_audiences(account: &Account, allowed: &Value) {
+    let allowed_audience = format!("--audience={}", allowed[0].as_str().unwrap());
+    let other_audience = "--audience=vault";
+    for args in [&[other_audience][..], &[&allowed_audience, other_audience]] {
+        let result = account.token(args);
+        assert!(result.as_ref().is_err_and(|error| error.contains("vault")), "{result:?}");
         let message = "may not create tokens for the audiences";
-        assert_refused("linkerd-cni-token", refused, message);
+        assert_refused("linkerd-cni-token", result, message);
     }
-    for more in [&["--duration=86400s"], &both[..1]] {
-        assert_eq!(audiences(&account.token(more).unwrap()), *given);
+    for args in ["--duration=86400s", &allowed_audience] {
+        assert_eq!(audiences(&account.token(&[args]).unwrap()), *allowed);
     }
 }
 
+/// Returns the audiences of a token.
 fn audiences(token: &str) -> Value {
     let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
     serde_json::from_slice::<Value>(&claims).unwrap()["aud"].take()
 }
 
-fn a_token_without_a_node_is_refused() {
+fn assert_token_without_node_is_refused() {
     let account = Account::new("");
     let patch = account.patch_node(OWN, &json!({"spec": {"taints": []}}), &[]);
     let message = "the token names no node";
@@ -167,7 +169,8 @@ fn deletion_time(pod: &str) -> String {
     field(&format!("pod {pod} -n {NAMESPACE}"), ".metadata.deletionTimestamp")
 }
 
-fn objects() -> OnDrop<impl FnMut()> {
+/// Creates the nodes and pods of the test. Dropping the returned value deletes them.
+fn create_objects() -> OnDrop<impl FnMut()> {
     delete_release_namespace();
     let objects = OnDrop(|| {
         let delete = "delete --ignore-not-found --force --grace-period=0 -f -";
@@ -175,11 +178,12 @@ fn objects() -> OnDrop<impl FnMut()> {
     });
     kubectl(&format!("create namespace {NAMESPACE}"));
     until_account(NAMESPACE);
-    reset();
+    reset_objects();
     objects
 }
 
-fn reset() {
+/// Creates the objects again, as a test may have changed or deleted them.
+fn reset_objects() {
     let force = "--ignore-not-found --force --grace-period=0";
     kubectl(&format!("delete pod {OWN} {OTHER} -n {NAMESPACE} {force}"));
     kubectl_with_stdin("apply -f -", OBJECTS);
@@ -193,20 +197,21 @@ fn apply_chart(mode: &str, value: &str, audiences: &Value) -> Applied {
     let audiences = format!("--set-json=admissionPolicy.tokenAudiences={audiences}");
     let more = ["--kube-version=1.31.0", &value, &repair, &audiences];
     let text = helm.must(&[&chart[..], &more].concat());
-    let is_wanted = |document: &&str| {
+    let has_needed_kind = |document: &&str| {
         KINDS.split(' ').any(|kind| document.contains(&format!("\nkind: {kind}\n")))
     };
-    let wanted: Vec<&str> = text.split("\n---\n").filter(is_wanted).collect();
-    Applied::new(wanted.join("\n---\n"))
+    let documents: Vec<&str> = text.split("\n---\n").filter(has_needed_kind).collect();
+    Applied::new(documents.join("\n---\n"))
 }
 
 /// A kubeconfig with a token of the ServiceAccount `linkerd-cni`.
 struct Account(NamedTempFile);
 
 impl Account {
-    /// A token that `bound` binds to a pod, as kubelet's; without it the token names no node.
-    fn new(bound: &str) -> Account {
-        let token = kubectl(&format!("create token linkerd-cni -n {NAMESPACE} {bound}"));
+    /// Creates a token. `options` may bind it to a pod, as kubelet does. A token that is bound to
+    /// no pod names no node.
+    fn new(options: &str) -> Account {
+        let token = kubectl(&format!("create token linkerd-cni -n {NAMESPACE} {options}"));
         let view = kubectl("config view --raw --minify -o json");
         let mut config: Value = serde_json::from_str(&view).unwrap();
         // The administrator's certificate would win over the token.

@@ -18,10 +18,12 @@ use crate::pods::command;
 use crate::until::until;
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+/// Label of the pods that the injector changes.
 const INJECTED: &str = "annotated-pods-test";
 const PATCH: &str =
     r#"[{"op":"add","path":"/spec/containers/-","value":{"name":"linkerd-proxy","image":"none"}}]"#;
 
+/// Adds a proxy to each pod.
 #[derive(Clone, Default)]
 struct Injector;
 
@@ -46,11 +48,11 @@ fn the_policy_annotates_each_meshed_pod_including_injected_pods() {
     let policies = ["--kube-version=1.37.0", "--show-only=templates/mutating*"];
     let _policy = Applied::new(helm.must(&[&chart[..], &policies].concat()));
     let injector = Server::<Injector>::start();
-    let _webhook = register(&injector);
+    let _webhook = register_webhook(&injector);
     let meshed = json!([{"name": "app"}, {"name": "linkerd-proxy"}]);
     let unmeshed = json!([{"name": "app"}]);
     until("policy and webhook are in effect", || {
-        let pod = admitted(json!({}), &unmeshed, &[], true);
+        let pod = admit(json!({}), &unmeshed, &[], true);
         pod["spec"]["containers"].as_array().unwrap().len() == 2 && networks(&pod) != Value::Null
     });
 
@@ -60,19 +62,19 @@ fn the_policy_annotates_each_meshed_pod_including_injected_pods() {
             None => json!({}),
         };
         for (containers, is_injected) in [(&meshed, false), (&unmeshed, true)] {
-            let pod = admitted(annotations.clone(), containers, &[], is_injected);
+            let pod = admit(annotations.clone(), containers, &[], is_injected);
             assert_eq!(networks(&pod), row.after, "{name}, injected: {is_injected}");
         }
-        let pod = admitted(annotations, &unmeshed, &[], false);
+        let pod = admit(annotations, &unmeshed, &[], false);
         assert_eq!(networks(&pod), json!(row.before), "{name}, unmeshed");
     }
     let sidecar = json!({"name": "linkerd-proxy", "restartPolicy": "Always"});
-    let pod = admitted(json!({}), &unmeshed, &[("initContainers", json!([sidecar]))], false);
+    let pod = admit(json!({}), &unmeshed, &[("initContainers", json!([sidecar]))], false);
     assert_eq!(networks(&pod), "default/linkerd-cni");
     // Pods that do not need the plugin.
     let init = json!([{"name": "linkerd-init"}]);
     for field in [("hostNetwork", json!(true)), ("initContainers", init)] {
-        let pod = admitted(json!({}), &meshed, &[field], false);
+        let pod = admit(json!({}), &meshed, &[field], false);
         assert_eq!(networks(&pod), Value::Null);
     }
 }
@@ -91,7 +93,8 @@ fn networks(pod: &Value) -> Value {
     pod["metadata"]["annotations"][NETWORKS].clone()
 }
 
-fn admitted(
+/// Returns the pod as the API server would create it.
+fn admit(
     annotations: Value,
     containers: &Value,
     more: &[(&str, Value)],
@@ -118,7 +121,8 @@ fn admitted(
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
 }
 
-fn register(injector: &Server<Injector>) -> Applied {
+/// Makes the API server call the injector for pods with the label [`INJECTED`].
+fn register_webhook(injector: &Server<Injector>) -> Applied {
     let ca = BASE64_STANDARD.encode(injector.ca());
     let url = format!("https://{}/", injector.address);
     let mut configuration = yaml(DATA)["webhook"].take();

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use testkit::child::must;
 
 use crate::cni::upstream_entry;
-use crate::extension::{cni, label};
+use crate::extension::{label, linkerd_cni};
 use crate::fault_page::{FaultPage, Source, problems};
 use crate::helm::NAMESPACE;
 use crate::kubectl::get_items;
@@ -20,32 +20,33 @@ use crate::upstream_agent::active_conflist;
 #[test]
 fn faults_of_pods_and_installation_are_shown_as_documented() {
     let scene = Scene::begin();
-    let Scene { helm, pods, .. } = &scene;
-    the_plugin_is_missing();
+    cause_missing_plugin();
 
     // Deletes the Events of other tests, which leave the namespace.
     let _ = command(&format!("delete events --all -n {NAMESPACE}")).output();
-    pods.create(&[pods::validated("stranded", "1s")]);
-    pods.until_stranded("stranded");
-    helm.run("install", &["--set=repairController.enabled=true,repairController.mode=report"]);
-    a_pod_is_stranded();
-    an_add_fails(pods);
+    scene.pods.create(&[pods::validated("stranded", "1s")]);
+    scene.pods.until_stranded("stranded");
+    let report = "--set=repairController.enabled=true,repairController.mode=report";
+    scene.helm.run("install", &[report]);
+    capture_stranded_pod();
+    cause_failed_add(&scene.pods);
 
-    let restore = OnDrop(restore);
+    let restore = OnDrop(restore_daemonset);
     // In this order each fault hides the one before it, and one rollout ends all of them.
     kubectl(&format!("delete serviceaccount linkerd-cni-plugin -n {NAMESPACE}"));
     Shown::new("object-missing")
         .captures_check("linkerd-cni-plugin ServiceAccount exists")
         .assert_documented();
-    the_image_cannot_be_pulled();
-    patch(r#"{"nodeSelector":{"example.com/mesh":"yes"}}"#);
+    cause_image_pull_failure();
+    patch_pod_spec(r#"{"nodeSelector":{"example.com/mesh":"yes"}}"#);
     Shown::new("node-out-of-scope").captures_check("DaemonSet is rolled out").assert_documented();
-    the_namespace_rejects_the_agents_pods();
+    cause_rejected_agent_pods();
     drop(restore);
     scene.remove();
 }
 
-fn the_plugin_is_missing() {
+/// Chains the plugin without its binary.
+fn cause_missing_plugin() {
     let (path, before) = active_conflist();
     let mut list: Value = serde_json::from_str(&before).unwrap();
     list["plugins"].as_array_mut().unwrap().push(upstream_entry());
@@ -64,7 +65,8 @@ fn the_plugin_is_missing() {
     shown.assert_documented();
 }
 
-fn an_add_fails(pods: &Pods) {
+/// Starts a pod with an invalid annotation.
+fn cause_failed_add(pods: &Pods) {
     let mut pod = pods::meshed("add-fails");
     pod["metadata"]["annotations"]["config.linkerd.io/skip-outbound-ports"] = json!("mysql");
     pods.create(&[pod]);
@@ -74,9 +76,10 @@ fn an_add_fails(pods: &Pods) {
         .assert_documented();
 }
 
-fn a_pod_is_stranded() {
+fn capture_stranded_pod() {
     let mut shown = Shown::new("stranded-pod")
-        // The text after the address says why nobody answered, which depends on the node's network.
+        // The text after the address says why no server responded, which depends on the node's
+        // network.
         .cut_after("192.0.2.3:20001: ")
         .event(Source::PodEvent, "stranded", "LinkerdCNINotConfigured", "")
         .pods("stranded", "Init:CrashLoopBackOff")
@@ -89,9 +92,9 @@ fn a_pod_is_stranded() {
     shown.assert_documented();
 }
 
-fn the_image_cannot_be_pulled() {
+fn cause_image_pull_failure() {
     let image = "registry.invalid/linkerd/cni-plugin:v2.0.0";
-    patch(&format!(
+    patch_pod_spec(&format!(
         r#"{{"imagePullSecrets":[{{"name":"regcred"}}],"containers":[{{"name":"install-cni","image":"{image}"}}]}}"#
     ));
     Shown::new("image-pull")
@@ -101,7 +104,7 @@ fn the_image_cannot_be_pulled() {
         .assert_documented();
 }
 
-fn the_namespace_rejects_the_agents_pods() {
+fn cause_rejected_agent_pods() {
     label("pod-security.kubernetes.io/enforce=baseline");
     kubectl(&format!("rollout undo daemonset/linkerd-cni --to-revision=1 -n {NAMESPACE}"));
     Shown::new("namespace-label")
@@ -110,26 +113,27 @@ fn the_namespace_rejects_the_agents_pods() {
         .assert_documented();
 }
 
-fn patch(spec: &str) {
+fn patch_pod_spec(spec: &str) {
     let patch = format!(r#"{{"spec":{{"template":{{"spec":{spec}}}}}}}"#);
     must(command(&format!("patch daemonset linkerd-cni -n {NAMESPACE} -p")).arg(patch));
 }
 
 /// Lets the DaemonSet's pods run again, so that the agent can uninstall.
-fn restore() {
+fn restore_daemonset() {
     label("pod-security.kubernetes.io/enforce=privileged");
-    // Without the plugin's account no agent gets ready. A change has the DaemonSet's controller try
-    // again at once, instead of after its growing delay.
-    for words in [
+    // Without the plugin's account, no agent gets ready. After the annotation, the DaemonSet's
+    // controller tries again at once, instead of after its growing delay.
+    for command_line in [
         "create serviceaccount linkerd-cni-plugin",
         "rollout undo daemonset/linkerd-cni --to-revision=1",
         "annotate daemonset/linkerd-cni --overwrite example.com/restored=yes",
         "rollout status daemonset/linkerd-cni --timeout=90s",
     ] {
-        let _ = command(&format!("{words} -n {NAMESPACE}")).output();
+        let _ = command(&format!("{command_line} -n {NAMESPACE}")).output();
     }
 }
 
+/// Waits until a container's log has a line with this text, and returns the line.
 fn log_line(args: &str, text: &str) -> String {
     until_found(text, || {
         let output = command(&format!("logs --tail=-1 {args}")).output().unwrap();
@@ -138,25 +142,29 @@ fn log_line(args: &str, text: &str) -> String {
     })
 }
 
-/// What kubectl and `linkerd cni` show of a fault, without what differs between runs.
+/// The texts that kubectl and `linkerd cni` show of a fault, without the parts that differ between
+/// runs.
 struct Shown {
     page: FaultPage,
     node: String,
-    cut: Option<&'static str>,
+    /// Text after which a line is cut.
+    last_text: Option<&'static str>,
 }
 
 impl Shown {
     fn new(name: &'static str) -> Shown {
         let node = field("nodes", ".items[0].metadata.name");
-        Shown { page: FaultPage::new(name), node, cut: None }
+        Shown { page: FaultPage::new(name), node, last_text: None }
     }
 
+    /// Waits for an Event with this reason and text, and captures it.
     fn event(mut self, source: Source, namespace: &str, reason: &str, text: &str) -> Shown {
         let line = until_found(&format!("the Event {reason} with {text}"), || {
             let events =
                 get_items(&format!("events -n {namespace} --field-selector=reason={reason}"));
             let lines = events.iter().map(|event| {
-                let [kind, message] = ["type", "message"].map(|key| event[key].as_str().unwrap());
+                let kind = event["type"].as_str().unwrap();
+                let message = event["message"].as_str().unwrap();
                 format!("{kind}  {reason}  {message}")
             });
             lines.into_iter().find(|line| line.contains(text))
@@ -165,30 +173,37 @@ impl Shown {
         self
     }
 
-    /// Cuts the texts that are captured next after `text`, as the rest differs between machines.
+    /// Cuts the lines that are captured next after `text`, because the rest differs between
+    /// machines.
     fn cut_after(mut self, text: &'static str) -> Shown {
-        self.cut = Some(text);
+        self.last_text = Some(text);
         self
     }
 
+    /// Waits until `linkerd cni check` reports a problem with this text, and captures it.
     fn captures_check(mut self, text: &str) -> Shown {
         let found = until_found(&format!("linkerd cni check says {text}"), || {
-            let report = cni(&["check", "-o", "short", "--wait=0s"]).1;
+            let report = linkerd_cni(&["check", "-o", "short", "--wait=0s"]).1;
             problems(&report).into_iter().find(|problem| problem.contains(text))
         });
         self.capture(Source::Check, &found);
         self
     }
 
+    /// Waits until `kubectl get pods` shows this status, and captures its first columns.
     fn pods(mut self, namespace: &str, status: &str) -> Shown {
-        let mut found = String::new();
+        let mut output = String::new();
         until(&format!("a pod is {status}"), || {
-            found = kubectl(&format!("get pods -n {namespace}"));
-            found.contains(status)
+            output = kubectl(&format!("get pods -n {namespace}"));
+            output.contains(status)
         });
-        let is_shown = |line: &&str| line.starts_with("NAME") || line.contains(status);
-        let columns = |line: &str| line.split_whitespace().take(3).collect::<Vec<_>>().join("   ");
-        let lines: Vec<String> = found.lines().filter(is_shown).map(columns).collect();
+        let mut lines: Vec<String> = Vec::new();
+        for line in output.lines() {
+            if line.starts_with("NAME") || line.contains(status) {
+                let columns: Vec<&str> = line.split_whitespace().take(3).collect();
+                lines.push(columns.join("   "));
+            }
+        }
         self.capture(Source::Pods, &lines.join("\n"));
         self
     }
@@ -201,19 +216,25 @@ impl Shown {
             .replace(&format!("{node}:"), "node-1:")
             // The bin dir of the tests' node beside the usual one.
             .replace(" /var/lib/linkerd2-cni-cluster/cni-bin", "");
-        for (before, after, shown) in [
+        for (before, after, placeholder) in [
             ("for sandbox \"", "\"", "ID"),
             ("pods \"linkerd-cni-", "\"", "x"),
             ("pod linkerd-cni-", ":", "x"),
         ] {
-            text = mask(&text, before, after, shown);
+            text = mask(&text, before, after, placeholder);
         }
-        let cut = |line: &str| match self.cut.and_then(|end| Some((line.split_once(end)?.0, end))) {
-            Some((head, end)) => format!("{head}{end}...\n"),
-            None => format!("{line}\n"),
-        };
-        let text: String = text.lines().map(cut).collect();
-        self.page.shows(source, &text);
+        let lines: String = text.lines().map(|line| self.cut(line) + "\n").collect();
+        self.page.shows(source, &lines);
+    }
+
+    /// Cuts a line after the text of [`Shown::cut_after`], if the line contains it.
+    fn cut(&self, line: &str) -> String {
+        if let Some(last_text) = self.last_text
+            && let Some((head, _)) = line.split_once(last_text)
+        {
+            return format!("{head}{last_text}...");
+        }
+        line.to_owned()
     }
 
     fn assert_documented(self) {
@@ -221,8 +242,12 @@ impl Shown {
     }
 }
 
-fn mask(text: &str, before: &str, after: &str, shown: &str) -> String {
-    let parts =
-        text.split_once(before).and_then(|(head, rest)| Some((head, rest.split_once(after)?.1)));
-    parts.map_or(text.to_owned(), |(head, tail)| format!("{head}{before}{shown}{after}{tail}"))
+/// Replaces the text between `before` and `after` by a placeholder.
+fn mask(text: &str, before: &str, after: &str, placeholder: &str) -> String {
+    if let Some((head, rest)) = text.split_once(before)
+        && let Some((_, tail)) = rest.split_once(after)
+    {
+        return format!("{head}{before}{placeholder}{after}{tail}");
+    }
+    text.to_owned()
 }

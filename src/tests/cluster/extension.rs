@@ -1,4 +1,4 @@
-//! `linkerd cni` on a real cluster. `catalogue` has what it says of faults.
+//! `linkerd cni` on a real cluster. `catalogue` has its texts about faults.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::node::netns_of;
 use crate::pods::{self, Pods, kubectl};
 
 /// Runs `linkerd cni` and prints its output. Returns whether it succeeded, and the output.
-pub fn cni(args: &[&str]) -> (bool, String) {
+pub fn linkerd_cni(args: &[&str]) -> (bool, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli")).args(args).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
@@ -19,30 +19,40 @@ pub fn cni(args: &[&str]) -> (bool, String) {
     (output.status.success(), text)
 }
 
-pub fn the_namespace_passes_the_checks_before_an_installation() {
+pub fn assert_checks_before_installation_pass() {
     // Other tests leave the namespace, without this label.
     let _ = pods::command(&format!("create namespace {NAMESPACE}")).output();
     label("pod-security.kubernetes.io/enforce=privileged");
-    let (passes, report) = cni(&["check", "--pre", "--wait=0s"]);
+    let (passes, report) = linkerd_cni(&["check", "--pre", "--wait=0s"]);
     assert!(passes && !report.contains('‼'), "{report}");
 }
 
-pub fn linkerd_cni_reports_a_healthy_cluster_and_explains_a_pod(pods: &Pods) {
-    let (passes, report) = cni(&["check"]);
+/// Asserts that `check` finds no problem, and that `explain` names the rules in the netns of the
+/// pod `meshed`.
+pub fn assert_healthy_cluster_is_reported_and_pod_explained(pods: &Pods) {
+    let (passes, report) = linkerd_cni(&["check"]);
     assert!(passes && !report.contains('‼'), "{report}");
-    let (passes, json) = cni(&["check", "--output=json", "--as-group=[]", "--proxy=false"]);
+    let (passes, json) = linkerd_cni(&["check", "--output=json", "--as-group=[]", "--proxy=false"]);
     let json: Value = serde_json::from_str(&json).unwrap();
     assert!(passes && json["success"] == true, "{json}");
-    let (passes, explained) = cni(&["explain", "meshed", "-n", "meshed"]);
+    let (passes, explanation) = linkerd_cni(&["explain", "meshed", "-n", "meshed"]);
     assert!(passes);
-    let listed = netns_of(&pods.ip("meshed")).rules();
-    let comments = |text: &str| -> BTreeSet<String> {
-        let parts = text.split("comment \"").skip(1);
-        parts.filter_map(|part| Some(part.split_once('"')?.0.to_owned())).collect()
-    };
-    assert_eq!(comments(&explained), comments(&listed), "{explained}\n{listed}");
+    let rules = netns_of(&pods.ip("meshed")).rules();
+    assert_eq!(comments(&explanation), comments(&rules), "{explanation}\n{rules}");
 }
 
+/// Returns the comments of the rules in a text.
+fn comments(text: &str) -> BTreeSet<String> {
+    let mut comments = BTreeSet::new();
+    for part in text.split("comment \"").skip(1) {
+        if let Some((comment, _)) = part.split_once('"') {
+            comments.insert(comment.to_owned());
+        }
+    }
+    comments
+}
+
+/// Sets a label of the release's namespace.
 pub fn label(label: &str) {
     kubectl(&format!("label --overwrite namespace {NAMESPACE} {label}"));
 }

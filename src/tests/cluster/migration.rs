@@ -17,7 +17,7 @@ use crate::restore_time::RestoreTime;
 use crate::scene::Scene;
 use crate::until::{until_found, until_within};
 use crate::upstream::Program;
-use crate::upstream_agent::{self, account, active_conflist};
+use crate::upstream_agent::{self, active_conflist, create_account};
 use crate::watcher::Watcher;
 
 /// Longest gap without the times to restore [`FILES`]. An agent that misses the change restores the
@@ -33,10 +33,11 @@ const FILES: u32 = 4;
 const STATE: &str = "/etc/cni/net.d/.linkerd-cni-state";
 const WAIT: Duration = Duration::from_secs(60);
 
-/// The stand-in for upstream's agent, which runs as long as the process of upstream's pod.
-fn upstreams_agent(other: Option<&str>) -> UpstreamAgent {
+/// Waits for upstream's pod, and starts the stand-in for upstream's agent, which runs as long as
+/// the process of that pod. `other_pod` is an agent's pod that may still run.
+fn start_upstream_agent(other_pod: Option<&str>) -> UpstreamAgent {
     let pod = until_found("upstream's pod runs", || {
-        find_agent().filter(|pod| Some(pod.pod.as_str()) != other)
+        find_agent().filter(|agent| Some(agent.pod.as_str()) != other_pod)
     });
     let process = format!("/proc/{}/exe", pod.pid);
     upstream_agent::start_until(move || Path::new(&process).symlink_metadata().is_err())
@@ -57,7 +58,7 @@ impl Gaps {
         let gaps = self.watcher.finish();
         let one_file = self.restore_time.finish();
         println!("{scene}: a file is restored in at most {one_file:.1?}");
-        gaps.assert_no_gap_of(PASSES + FILES * one_file, scene);
+        gaps.assert_gaps_are_shorter_than(PASSES + FILES * one_file, scene);
     }
 }
 
@@ -67,9 +68,9 @@ fn an_upgrade_from_upstreams_agent_and_the_rollback_strand_no_pod() {
     let Scene { node, helm, .. } = &scene;
     let (list, original) = active_conflist();
     let permissions = fs::metadata(&list).unwrap().permissions();
-    let _account = account();
+    let _account = create_account();
     helm.install_upstream(Program::Pause);
-    let upstream = upstreams_agent(None);
+    let upstream = start_upstream_agent(None);
     until_within(WAIT, "upstream's entry", || node.entry().is_some());
 
     let gaps = Gaps::watch();
@@ -88,7 +89,7 @@ fn an_upgrade_from_upstreams_agent_and_the_rollback_strand_no_pod() {
     let mut upstream = None;
     burst::start_validated_pods_during("helm rollback to upstream's agent", || {
         helm.rollback(&[]);
-        upstream = Some(upstreams_agent(Some(&upgraded)));
+        upstream = Some(start_upstream_agent(Some(&upgraded)));
         wait_for_rollout();
     });
     gaps.assert_short("helm rollback to upstream's agent");

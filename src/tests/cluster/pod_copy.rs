@@ -1,11 +1,11 @@
-//! The copy of the node's pods that the agent keeps. Without it, the plugin sends requests
-//! (`src/tests/plugin`), and audits repair what has no annotation (`src/tests/repair`).
+//! The copy of the node's pods that the agent keeps. Without the copy, the plugin sends requests
+//! (`src/tests/plugin`), and audits repair pods without annotations (`src/tests/repair`).
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::outage::{create_all, injected, marked, redirected};
+use crate::outage::{count_redirected, create_all, injected, injector_annotations};
 use crate::pods::{self, container, field, in_default, kubectl};
 use crate::scene::Scene;
 use crate::until::{until, until_within};
@@ -18,8 +18,8 @@ fn pods_of_every_origin_are_decided_by_their_containers_without_request() {
     let Scene { node, pods, .. } = &scene;
     pods.start(&[pods::unmeshed("client"), pods::meshed("web")]);
     let mut annotated = pods::unmeshed("annotated");
-    annotated["metadata"]["annotations"] = marked();
-    pods.start(&[injected("injected"), hand_made("by-hand"), annotated, with_init()]);
+    annotated["metadata"]["annotations"] = injector_annotations();
+    pods.start(&[injected("injected"), hand_made("by-hand"), annotated, pod_with_linkerd_init()]);
     for name in ["web", "injected", "by-hand"] {
         pods.assert_answers("client", name, "proxy-inbound");
     }
@@ -36,33 +36,36 @@ fn pods_of_every_origin_are_decided_by_their_containers_without_request() {
     let counts = names.map(|name| (name, node.api_requests(name)));
     assert!(counts.iter().all(|(_, count)| *count == 0), "{counts:?}");
     drop(static_pod);
-    of_sixty_pods_at_once_at_most_one_percent_wait_longer_than_the_limit();
+    assert_sixty_pods_find_their_copies();
     scene.remove();
 }
 
-fn of_sixty_pods_at_once_at_most_one_percent_wait_longer_than_the_limit() {
+/// Starts 60 pods at once. Asserts that the plugin finds the copies of 99 % of them within its limit
+/// of 100 ms.
+fn assert_sixty_pods_find_their_copies() {
     let namespace = pods::namespace("sixty");
     let annotations = [json!({"linkerd.io/proxy-version": "test"}), json!({})];
     create_all("sixty", (0..PODS).map(|number| annotations[number % 2].clone()));
     until_within(Duration::from_secs(180), "all pods are redirected", || {
-        redirected("sixty") == PODS
+        count_redirected("sixty") == PODS
     });
     let log = kubectl("logs -n linkerd-cni daemonset/linkerd-cni");
-    let lines: Vec<_> = log.lines().filter(|line| line.contains("ADD sixty/")).collect();
-    let late: Vec<_> = lines.iter().filter(|line| !line.contains("source copy")).collect();
-    let mut times: Vec<u64> = lines.iter().filter_map(|line| milliseconds(line)).collect();
+    let adds: Vec<_> = log.lines().filter(|line| line.contains("ADD sixty/")).collect();
+    let without_copy: Vec<_> = adds.iter().filter(|line| !line.contains("source copy")).collect();
+    let mut times: Vec<u64> = adds.iter().filter_map(|line| milliseconds(line)).collect();
     times.sort_unstable();
-    let share = 100.0 * late.len() as f64 / lines.len() as f64;
+    let percent = 100.0 * without_copy.len() as f64 / adds.len() as f64;
     println!(
-        "{} ADDs at once: {share:.1} % had no copy after 100 ms; median {} ms, longest {} ms",
-        lines.len(),
+        "{} ADDs at once: {percent:.1} % had no copy after 100 ms; median {} ms, longest {} ms",
+        adds.len(),
         times[times.len() / 2],
         times[times.len() - 1]
     );
-    assert!(lines.len() >= PODS && share <= 1.0, "{late:#?}");
+    assert!(adds.len() >= PODS && percent <= 1.0, "{without_copy:#?}");
     drop(namespace);
 }
 
+/// Returns the time in a record of ADD.
 fn milliseconds(line: &str) -> Option<u64> {
     line.split(" ms").next()?.rsplit(' ').next()?.parse().ok()
 }
@@ -75,8 +78,8 @@ pub fn hand_made(name: &str) -> Value {
     pod
 }
 
-/// A pod whose `linkerd-init` would apply the rules, which the plugin therefore skips.
-fn with_init() -> Value {
+/// A pod that the plugin skips, because its container `linkerd-init` would apply the rules.
+fn pod_with_linkerd_init() -> Value {
     let mut pod = pods::meshed("with-init");
     pod["spec"]["initContainers"] = json!([container("linkerd-init", 1000, &["wait", "1s"])]);
     pod

@@ -12,7 +12,8 @@ use crate::until::until;
 
 const KUBECONFIG: &str = "/var/lib/linkerd2-cni-cluster/admin.kubeconfig";
 
-/// Without a docker engine, so that the script uses this machine's cluster if --context is not set.
+/// Runs `scripts/quickstart`. Returns whether it succeeds, and its output. The script finds no
+/// docker engine, so it uses this machine's cluster if --context is not set.
 fn quickstart(arguments: &[&str]) -> (bool, String) {
     let begin = Instant::now();
     let without_engine = tempfile::tempdir().unwrap();
@@ -32,8 +33,7 @@ fn quickstart(arguments: &[&str]) -> (bool, String) {
         .env("KUBECONFIG", KUBECONFIG)
         .output()
         .unwrap();
-    let printed = [output.stdout, output.stderr].concat();
-    let printed = String::from_utf8(printed).unwrap();
+    let printed = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     println!("{:>6.1?} quickstart {arguments:?}\n{printed}", begin.elapsed());
     (output.status.success(), printed)
 }
@@ -51,8 +51,9 @@ fn namespaces() -> BTreeSet<String> {
     kubectl("get namespaces -o name").lines().map(str::to_owned).collect()
 }
 
-/// `chart-tests/quickstart.rs` shows that nothing is changed, and `--down` removes none of them.
-pub fn quickstart_refuses_a_cluster_that_has_an_upstream_release() {
+/// Asserts that quickstart refuses a cluster that has an upstream release. `chart-tests/quickstart.rs`
+/// shows that it changes nothing then, and that `--down` does not remove the release.
+pub fn assert_quickstart_refuses_upstream_release() {
     let (success, printed) = quickstart(&[]);
     assert!(!success, "{printed}");
     for found in [
@@ -79,12 +80,12 @@ fn quickstart_runs_twice_and_down_leaves_the_cluster_as_it_was() {
     let (success, printed) = quickstart(&["--context", "one-node", "--image", version]);
     assert!(success && printed.contains("helm test"), "{printed}");
 
-    // A namespace of quickstart's stays if it holds objects of others.
-    let theirs = "configmap theirs -n linkerd2-cni-quickstart";
-    kubectl(&format!("create {theirs}"));
+    // A namespace of quickstart stays if it has objects that quickstart did not create.
+    let foreign_object = "configmap theirs -n linkerd2-cni-quickstart";
+    kubectl(&format!("create {foreign_object}"));
     let (success, printed) = quickstart(&["--down", "--context", "one-node"]);
     assert!(success && printed.contains("ConfigMap theirs"), "{printed}");
-    kubectl(&format!("delete {theirs}"));
+    kubectl(&format!("delete {foreign_object}"));
 
     let (success, printed) = quickstart(&["--down"]);
     assert!(success && printed.contains("Removed"), "{printed}");

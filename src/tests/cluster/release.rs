@@ -10,13 +10,16 @@ use testkit::release;
 use crate::pods::{self, field};
 use crate::scene::Scene;
 
+/// Returns the file of the release with this start and end of its name.
 fn file(start: &str, end: &str) -> PathBuf {
-    let mut files = fs::read_dir(release()).unwrap().map(|entry| entry.unwrap().path());
-    let matches = |path: &Path| {
+    for entry in fs::read_dir(release()).unwrap() {
+        let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
-        name.starts_with(start) && name.ends_with(end)
-    };
-    files.find(|path| matches(path)).unwrap_or_else(|| panic!("the release has no {start}*{end}"))
+        if name.starts_with(start) && name.ends_with(end) {
+            return path;
+        }
+    }
+    panic!("the release has no {start}*{end}")
 }
 
 #[test]
@@ -28,11 +31,11 @@ fn a_release_is_installed_from_its_folder() {
     let scene = Scene::begin();
     let Scene { helm, pods, .. } = &scene;
     helm.install(&file("linkerd2-cni-", ".tgz"), &["--wait", "--timeout", "60s"]);
-    // The digest of the image's configuration or of its manifest, by the version of containerd.
-    let id = ".items[0].status.containerStatuses[0].imageID";
-    let running = field("pods -n linkerd-cni", id);
-    let digest = running.rsplit(':').next().unwrap();
-    assert!(digests(&archive).contains(digest), "{running} is not the image of the archive");
+    let image = field("pods -n linkerd-cni", ".items[0].status.containerStatuses[0].imageID");
+    // The digest of the image's configuration or of its manifest. It depends on the version of
+    // containerd.
+    let digest = image.rsplit(':').next().unwrap();
+    assert!(digests(&archive).contains(digest), "{image} is not the image of the archive");
 
     pods.start(&[pods::meshed("meshed"), pods::unmeshed("unmeshed")]);
     pods.assert_answers("unmeshed", "meshed", "proxy-inbound");

@@ -13,7 +13,7 @@ use crate::until::{until, until_within};
 /// Seconds between two audits.
 const PERIOD: u64 = 3;
 
-/// Limit of waits for an audit, an eviction or its retry after a minute. Only a fault reaches it: the
+/// Longest wait for an audit, an eviction or its retry after a minute. It is long, because the
 /// machine may be busy.
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -83,8 +83,11 @@ fn disruption_budget(name: &str, max_unavailable: u32) -> Value {
     })
 }
 
-fn until_reported(pods: &Pods, uid: &str, why: &str) {
-    until_within(LIMIT, why, || pods::events("evicted", "LinkerdCNIRulesMissing").contains(why));
+/// Waits until an Event says why the pod is not evicted. Asserts that the pod stays.
+fn until_reported(pods: &Pods, uid: &str, reason: &str) {
+    until_within(LIMIT, reason, || {
+        pods::events("evicted", "LinkerdCNIRulesMissing").contains(reason)
+    });
     assert_eq!(pods.field("evicted", ".metadata.uid"), uid, "the same pod");
     assert_eq!(pods.field("evicted", ".metadata.deletionTimestamp"), "");
 }
@@ -122,16 +125,17 @@ fn a_running_pod_is_evicted_once_its_disruption_budgets_allow_it() {
 fn startup_taint_is_removed_when_ready_and_plugin_with_the_daemonset() {
     let scene = Scene::begin();
     let Scene { helm, .. } = &scene;
-    let tainted_node = tainted();
+    let tainted_node = taint_node();
     helm.run("install", &[&format!("--set=startupTaint={KEY}")]);
     let taints = || field("node", ".items[0].spec.taints[*].key");
     until("the taint is removed", || !taints().contains(KEY));
     let log = kubectl("logs -n linkerd-cni daemonset/linkerd-cni");
-    let (passed, removed) = (log.find("self-test passed"), log.find("removed the startup taint"));
-    assert!(passed.is_some() && passed < removed, "{log}");
+    let self_test = log.find("self-test passed");
+    let removal = log.find("removed the startup taint");
+    assert!(self_test.is_some() && self_test < removal, "{log}");
     drop(tainted_node);
 
-    // As docs/uninstall.md says for accounts whose permissions go first.
+    // docs/uninstall.md has this command for accounts whose permissions are deleted first.
     kubectl("delete daemonset linkerd-cni -n linkerd-cni --cascade=foreground --timeout=60s");
     assert!(!Path::new("/opt/cni/bin/linkerd-cni").exists());
     scene.remove();
@@ -139,13 +143,15 @@ fn startup_taint_is_removed_when_ready_and_plugin_with_the_daemonset() {
 
 const KEY: &str = "linkerd.io/cni-not-ready";
 
-fn tainted() -> OnDrop<impl FnMut()> {
+/// Taints the node until the returned value is dropped.
+fn taint_node() -> OnDrop<impl FnMut()> {
     kubectl(&format!("taint node --all {KEY}=:NoSchedule"));
     OnDrop(|| {
         let _ = command(&format!("taint node --all {KEY}-")).output();
     })
 }
 
+/// Returns the argument of helm that sets the repair mode and the seconds between two audits.
 pub fn set(mode: &str, audit: u64) -> String {
     format!(
         "--set=repairController.enabled=true,repairController.mode={mode},\

@@ -1,4 +1,4 @@
-//! What most tests begin and end with: the node, a release of the chart, and pods.
+//! The begin and the end of most tests: the node, a release of the chart, and pods.
 
 use crate::helm::Helm;
 use crate::node::{Files, Node, copied_pods};
@@ -18,11 +18,12 @@ impl Scene {
     /// Waits until no other test uses the node. Installs nothing.
     pub fn begin() -> Scene {
         let node = Node::exclusive();
-        let (pods, helm) = (Pods::default(), Helm::new());
-        Scene { pods, helm, before: node.files(), node }
+        let before = node.files();
+        Scene { pods: Pods::default(), helm: Helm::new(), node, before }
     }
 
-    /// The same with the chart, installed with more arguments of helm.
+    /// Waits until no other test uses the node, and installs the chart with these arguments of
+    /// helm.
     pub fn installed(more: &[&str]) -> Scene {
         let scene = Scene::begin();
         scene.helm.run("install", more);
@@ -33,13 +34,13 @@ impl Scene {
         self.node.files() == self.before
     }
 
-    /// Deletes the pods and removes the release by [`Helm::remove`], which is fast. The node has to
-    /// be as it was.
+    /// Deletes the pods, and removes the release by [`Helm::remove`], which is fast. Fails unless
+    /// the node then has the same files as before.
     pub fn remove(self) {
         self.end(Helm::remove);
     }
 
-    /// The same by `helm uninstall` alone, as users run it.
+    /// Like [`Scene::remove`], but by `helm uninstall` alone, as users run it.
     pub fn uninstall(self) {
         self.end(Helm::uninstall);
     }

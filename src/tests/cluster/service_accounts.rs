@@ -10,17 +10,18 @@ use crate::scene::{OnDrop, Scene};
 const ACCOUNTS: [&str; 2] = ["serviceaccount/cni-agent", "serviceaccount/linkerd-cni-plugin"];
 const KEPT: [&str; 2] = ["role/linkerd-cni-uninstall", "rolebinding/linkerd-cni-uninstall"];
 
-/// Dropping the value also deletes what the release keeps, as later releases create objects with
-/// these names.
-fn accounts() -> OnDrop<impl FnMut()> {
-    // Exists if another test ran before.
+/// Creates the ServiceAccounts. Dropping the returned value deletes them, and also the objects that
+/// the release keeps, because later releases create objects with these names.
+fn create_accounts() -> OnDrop<impl FnMut()> {
+    // The namespace exists if another test ran before.
     let _ = command(&format!("create namespace {NAMESPACE}")).output();
     let accounts = OnDrop(|| {
         for object in ACCOUNTS.iter().chain(&KEPT) {
             let _ = command(&format!("delete {object} -n {NAMESPACE} --ignore-not-found")).output();
         }
     });
-    for (kind, name) in ACCOUNTS.iter().filter_map(|account| account.split_once('/')) {
+    for account in ACCOUNTS {
+        let (kind, name) = account.split_once('/').unwrap();
         kubectl(&format!("create {kind} {name} -n {NAMESPACE}"));
     }
     accounts
@@ -30,7 +31,7 @@ fn accounts() -> OnDrop<impl FnMut()> {
 fn a_users_service_account_permits_helm_uninstall_and_namespace_deletion() {
     let scene = Scene::begin();
     let Scene { node, helm, before, .. } = &scene;
-    let _accounts = accounts();
+    let _accounts = create_accounts();
     let values = "serviceAccount.create=false,serviceAccount.name=cni-agent";
     let keep =
         ["--set=extraEnv[0].name=LINKERD_CNI_KEEP_BINARY", "--set-string=extraEnv[0].value=true"];

@@ -14,33 +14,36 @@ use crate::agent::{
     wait_for_rollout,
 };
 use crate::burst;
-use crate::chart::passes_its_own_test;
+use crate::chart::assert_helm_test_passes;
 use crate::connections::assert_linkerd_check_passes;
 use crate::node::pid_of;
 use crate::pods::kubectl;
-use crate::quickstart::quickstart_refuses_a_cluster_that_has_an_upstream_release;
+use crate::quickstart::assert_quickstart_refuses_upstream_release;
 use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
 use crate::upstream::Program;
 use crate::watcher::Watcher;
 
-/// Grace period for agents that get no proof of an uninstall, and so use the whole period. The
-/// schema accepts no period below 30 s.
+/// Arguments for a short grace period. Agents that get no proof of an uninstall use the whole
+/// period. The schema accepts no period below 30 s.
 pub const SHORT_GRACE: [&str; 2] =
     ["--skip-schema-validation", "--set=terminationGracePeriodSeconds=10"];
-/// The API server accepts tokens of deleted accounts for 10 s, and the agent wants rejections for 4
-/// s. An agent that misses them ends after its grace period of 30 s and leaves the files in place.
-const UNINSTALL: Duration = Duration::from_secs(60);
+/// Longest time until an agent has uninstalled or ended. The API server accepts tokens of deleted
+/// accounts for 10 s, and the agent has to see rejections for 4 s. An agent that does not see them
+/// ends after its grace period of 30 s and leaves the files in place.
+const UNINSTALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Time in which kubelet connects again to an API server that was restarted, and reports.
-const RECONNECTED: Duration = Duration::from_secs(120);
+/// Longest time until kubelet connects again to an API server that was restarted.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[test]
 fn a_lost_scope_or_release_uninstalls_and_a_lost_role_binding_does_not() {
     let scene = Scene::installed(&SHORT_GRACE);
     let Scene { node, helm, .. } = &scene;
     let until_restored = |after: &str| {
-        until_within(UNINSTALL, &format!("the node is as it was: {after}"), || scene.is_restored());
+        until_within(UNINSTALL_TIMEOUT, &format!("the node is as it was: {after}"), || {
+            scene.is_restored()
+        });
     };
 
     let elsewhere = ["--set=nodeSelector.pool=elsewhere"];
@@ -70,6 +73,7 @@ fn a_lost_scope_or_release_uninstalls_and_a_lost_role_binding_does_not() {
     assert!(scene.is_restored());
 }
 
+/// Restarts the agent with the default grace period.
 fn restart_with_default_grace() {
     let env = json!({"name": "LINKERD_CNI_TERMINATION_GRACE_SECONDS", "value": "30"});
     let container = json!({"name": "install-cni", "env": [env]});
@@ -87,14 +91,15 @@ fn an_upgrade_from_upstreams_chart_and_its_rollback_strand_no_pod() {
     // Upstream's pod is ready before it has chained the plugin.
     wait_for_rollout();
     until("upstream's chart is installed", || node.entry().is_some());
-    quickstart_refuses_a_cluster_that_has_an_upstream_release();
-    let upgrade =
-        || helm.run("upgrade", &[&["--reset-then-reuse-values"], &SHORT_GRACE[..]].concat());
-    // Upstream's agent has the plugin removed at its end, so the first try of a pod may fail.
-    burst::start_validated_pods_during("helm upgrade from upstream's chart", upgrade);
+    assert_quickstart_refuses_upstream_release();
+    // Upstream's agent removes the plugin when it ends, so the first attempt to start a pod may
+    // fail.
+    burst::start_validated_pods_during("helm upgrade from upstream's chart", || {
+        helm.run("upgrade", &[&["--reset-then-reuse-values"], &SHORT_GRACE[..]].concat());
+    });
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
     assert_linkerd_check_passes();
-    passes_its_own_test(helm);
+    assert_helm_test_passes(helm);
 
     let watcher = Watcher::start();
     helm.rollback(&[]);
@@ -128,7 +133,7 @@ fn an_upgrade_from_upstreams_chart_and_its_rollback_strand_no_pod() {
     until_ended(old.pid, "stopped with a revoked token");
     watcher.finish().assert_always_installed("forced deletion without a next agent");
     drop(paused);
-    until_within(RECONNECTED, "the next agent runs", || {
+    until_within(RECONNECT_TIMEOUT, "the next agent runs", || {
         find_agent().is_some_and(|agent| agent.pod != old.pod)
     });
 
@@ -139,7 +144,8 @@ fn an_upgrade_from_upstreams_chart_and_its_rollback_strand_no_pod() {
     remove_leftovers(node, before, "");
 }
 
-pub fn until_ended(agent: Pid, how: &str) {
-    let what = format!("the agent has ended, {how}");
-    until_within(UNINSTALL, &what, || !is_agent(agent.as_raw()));
+/// Waits until the agent has ended. `reason` says why it ends.
+pub fn until_ended(agent: Pid, reason: &str) {
+    let what = format!("the agent has ended, {reason}");
+    until_within(UNINSTALL_TIMEOUT, &what, || !is_agent(agent.as_raw()));
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::agent::wait_for_rollout;
 use crate::burst;
 use crate::chart::Applied;
-use crate::documented::{Shell, on_page};
+use crate::documented::{Shell, commands_on_page};
 use crate::helm::{Helm, NAMESPACE};
 use crate::kubectl::kubectl_with_stdin;
 use crate::node::Node;
@@ -24,8 +24,9 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
     let scene = Scene::begin();
     let Scene { node, helm, before, .. } = &scene;
     let shell = Shell::new();
-    let found = on_page("docs/migration.md", |text| text.contains("--take-ownership"));
-    let [documented] = &found[..] else { panic!("{found:?}") };
+    let commands = commands_on_page("docs/migration.md", |text| text.contains("--take-ownership"));
+    assert_eq!(commands.len(), 1, "{commands:?}");
+    let documented = &commands[0];
     assert!(documented.contains(FLAG), "{documented}");
 
     let _applied = apply_upstream(node, helm);
@@ -33,15 +34,15 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
         shell.must(documented);
         wait_for_rollout();
     });
-    is_taken_over(node);
+    assert_taken_over(node);
     assert!(
-        of_container(".lifecycle").contains("preStop"),
+        container_field(".lifecycle").contains("preStop"),
         "upstream's hook stays, as the page says"
     );
-    for removal in on_page("docs/migration.md", |text| text.starts_with("kubectl patch ")) {
-        shell.must(&removal);
+    for patch in commands_on_page("docs/migration.md", |text| text.starts_with("kubectl patch ")) {
+        shell.must(&patch);
     }
-    assert_eq!(of_container(".lifecycle"), "");
+    assert_eq!(container_field(".lifecycle"), "");
     helm.run("upgrade", &["--set", "logLevel=debug"]);
     helm.remove();
     assert_eq!(node.files(), *before);
@@ -53,16 +54,17 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
     assert!(node.is_chained(), "the agents run unchanged");
     shell.must(&documented.replace("helm install ", "helm upgrade --install "));
     wait_for_rollout();
-    is_taken_over(node);
+    assert_taken_over(node);
     helm.remove();
 
     let _applied = apply_upstream(node, helm);
     shell.must(&documented.replace(FLAG, "").replace("helm install ", "helm3 install "));
     wait_for_rollout();
-    is_taken_over(node);
+    assert_taken_over(node);
     scene.remove();
 }
 
+/// Applies the objects of upstream's chart with kubectl. Dropping the returned value deletes them.
 fn apply_upstream(node: &Node, helm: &Helm) -> Applied {
     let chart = tempfile::tempdir().unwrap();
     upstream::write_chart(chart.path(), Program::OurAgent);
@@ -78,13 +80,14 @@ fn apply_upstream(node: &Node, helm: &Helm) -> Applied {
     applied
 }
 
-fn is_taken_over(node: &Node) {
+fn assert_taken_over(node: &Node) {
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
-    assert_eq!(of_container(".securityContext.capabilities.drop"), "[\"ALL\"]");
+    assert_eq!(container_field(".securityContext.capabilities.drop"), "[\"ALL\"]");
     assert_eq!(field("clusterrole linkerd-cni", ".rules[*].verbs[*]"), "get get get");
 }
 
-fn of_container(path: &str) -> String {
+/// Returns a field of the agent's container in the DaemonSet.
+fn container_field(path: &str) -> String {
     let path = format!(".spec.template.spec.containers[0]{path}");
     field(&format!("daemonset linkerd-cni -n {NAMESPACE}"), &path)
 }

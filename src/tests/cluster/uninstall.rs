@@ -30,7 +30,8 @@ const PKI: &str = "/var/lib/linkerd2-cni-cluster/pki";
 /// Namespace of the pods in `one_account.yaml`.
 const MANIFEST_NAMESPACE: &str = "one-account";
 
-/// Waits until the node is as it was and the agents have ended. Then the node has to be so still.
+/// Waits until the node is as it was, and until the agents have ended. Asserts that the node is then
+/// still as it was.
 fn assert_restored(scene: &Scene, namespace: &str, what: &str) {
     let begin = Instant::now();
     until_within(GRACE, &format!("{what}: the node is as before"), || {
@@ -50,8 +51,8 @@ fn install(chart: &str, more: &[&str]) {
     Helm::new().must(&[&install[..], more].concat());
 }
 
-/// The kubelet needs a second or two to start the agent: so the agent's accounts are deleted
-/// before, while and after it installs the plugin.
+/// Times between installation and uninstall. The kubelet needs a second or two to start the agent,
+/// so the agent's accounts are deleted before, while and after it installs the plugin.
 const SECONDS: [f64; 6] = [0.5, 1.0, 1.5, 2.0, 3.0, 5.0];
 
 #[test]
@@ -94,8 +95,8 @@ fn a_failed_release_that_helm_uninstalls_leaves_the_node_unchanged() {
     }
 }
 
-/// The new agent of a rollout may start when its accounts are gone: then only the old one has
-/// proof.
+/// The new agent of a rollout may start after its accounts were deleted. Then only the old agent
+/// has proof.
 #[test]
 #[ignore = "takes minutes: scripts/test --matrix runs it"]
 fn helm_uninstall_while_a_rollout_starts_the_new_agent_restores_the_node() {
@@ -111,7 +112,7 @@ fn helm_uninstall_while_a_rollout_starts_the_new_agent_restores_the_node() {
     }
 }
 
-/// A manifest with one ServiceAccount, as upstream's suite has.
+/// A manifest with one ServiceAccount, like that of upstream's test suite.
 fn manifest(namespace: &str, daemonset: &str) -> String {
     include_str!("one_account.yaml")
         .replace("NAMESPACE", namespace)
@@ -147,13 +148,13 @@ fn kubectl_delete_of_a_one_account_manifest_restores_the_node() {
     assert_restored(&scene, MANIFEST_NAMESPACE, "the namespace stays");
 
     // Only the DaemonSet is deleted.
-    let of = format!("-n {MANIFEST_NAMESPACE}");
+    let namespace = format!("-n {MANIFEST_NAMESPACE}");
     kubectl_with_stdin("apply -f -", objects);
-    kubectl(&format!("create role sets --verb=get --resource=daemonsets {of}"));
+    kubectl(&format!("create role sets --verb=get --resource=daemonsets {namespace}"));
     let account = format!("{MANIFEST_NAMESPACE}:linkerd-cni");
-    kubectl(&format!("create rolebinding sets --role=sets --serviceaccount={account} {of}"));
+    kubectl(&format!("create rolebinding sets --role=sets --serviceaccount={account} {namespace}"));
     until("the plugin is installed", || scene.node.is_chained());
-    kubectl(&format!("delete daemonset mesh-cni {of} --wait=false"));
+    kubectl(&format!("delete daemonset mesh-cni {namespace} --wait=false"));
     assert_restored(&scene, MANIFEST_NAMESPACE, "only the DaemonSet is deleted");
     kubectl_with_stdin("delete --ignore-not-found -f -", &manifest);
 }
@@ -188,10 +189,12 @@ fn orphaned_restarted_and_forced_pods_leave_the_plugin_installed() {
     remove_leftovers(node, before, "");
 }
 
-/// Gives the API server another key for tokens, of ServiceAccounts: it rejects all earlier ones.
+/// Gives the API server another key for the tokens of ServiceAccounts. It rejects all earlier
+/// tokens then.
 fn replace_signing_key() {
     kill_component("kube-apiserver");
-    let (private, public) = (format!("{PKI}/tokens.key"), format!("{PKI}/tokens.pub"));
+    let private = format!("{PKI}/tokens.key");
+    let public = format!("{PKI}/tokens.pub");
     must(Command::new("openssl").args(["genrsa", "-out", &private, "2048"]));
     must(Command::new("openssl").args(["rsa", "-in", &private, "-pubout", "-out", &public]));
     restart_api_server();

@@ -22,7 +22,7 @@ pub fn active_conflist() -> (PathBuf, String) {
 }
 
 /// Creates a ServiceAccount with the rights of upstream's. Dropping the value deletes it.
-pub fn account() -> OnDrop<impl FnMut()> {
+pub fn create_account() -> OnDrop<impl FnMut()> {
     kubectl(&format!("create serviceaccount {ACCOUNT} -n default"));
     let account = format!("--serviceaccount=default:{ACCOUNT}");
     kubectl(&format!("create clusterrolebinding {ACCOUNT} --clusterrole=view {account}"));
@@ -33,7 +33,8 @@ pub fn account() -> OnDrop<impl FnMut()> {
     })
 }
 
-/// Gets SIGTERM when `is_over`, or when the value is dropped.
+/// Starts upstream's agent, which gets SIGTERM when `is_over` returns true, or when the value is
+/// dropped.
 pub fn start_until(is_over: impl Fn() -> bool + Send + 'static) -> UpstreamAgent {
     let mut entry = upstream_entry();
     entry["kubernetes"]["kubeconfig"] = KUBECONFIG.into();
@@ -48,10 +49,10 @@ pub fn start_until(is_over: impl Fn() -> bool + Send + 'static) -> UpstreamAgent
 }
 
 fn kubeconfig() -> String {
-    let own = kubectl("config view --raw --minify --flatten -o json");
-    let own: Value = serde_json::from_str(&own).unwrap();
-    let cluster = &own["clusters"][0]["cluster"];
+    let text = kubectl("config view --raw --minify --flatten -o json");
+    let own_kubeconfig: Value = serde_json::from_str(&text).unwrap();
+    let cluster = &own_kubeconfig["clusters"][0]["cluster"];
     let token = kubectl(&format!("create token {ACCOUNT} -n default"));
-    let text = include_str!("upstream_kubeconfig.yaml").trim_end();
-    text.replace("CLUSTER", &cluster.to_string()).replace("TOKEN", token.trim())
+    let template = include_str!("upstream_kubeconfig.yaml").trim_end();
+    template.replace("CLUSTER", &cluster.to_string()).replace("TOKEN", token.trim())
 }
