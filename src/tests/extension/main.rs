@@ -26,17 +26,17 @@ fn run(dir: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// A directory with a kubectl that runs this shell script.
-fn with_kubectl(script: &str) -> tempfile::TempDir {
+/// Creates a directory with a kubectl that runs this shell script.
+fn directory_with_kubectl(script: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    // Another process writes the file: a file that a child of another test has open for writing
-    // cannot be executed (ETXTBSY).
-    let written = Command::new("/bin/sh")
+    // Another process writes the file, because a file cannot be executed while a child of another
+    // test has it open for writing (ETXTBSY).
+    let status = Command::new("/bin/sh")
         .args(["-c", "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 755 \"$0\""])
         .args([dir.path().join("kubectl").as_os_str(), script.as_ref()])
         .status()
         .unwrap();
-    assert!(written.success());
+    assert!(status.success());
     dir
 }
 
@@ -64,7 +64,8 @@ fn without_kubectl_the_checks_fail_in_the_format_of_linkerd_check() {
 
 #[test]
 fn an_unreachable_api_server_fails_each_command_once() {
-    let dir = with_kubectl("echo 'The connection to the server x was refused' >&2; exit 1");
+    let dir =
+        directory_with_kubectl("echo 'The connection to the server x was refused' >&2; exit 1");
     for args in [&["check"][..], &["check", "--pre"], &["explain", "web"], &["bypass"]] {
         let output = run(dir.path(), args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -76,7 +77,7 @@ fn an_unreachable_api_server_fails_each_command_once() {
 
 #[test]
 fn cluster_flags_reach_kubectl() {
-    let dir = with_kubectl("echo \"$*\" >&2; exit 1");
+    let dir = directory_with_kubectl("echo \"$*\" >&2; exit 1");
     let output = run(dir.path(), &["bypass", "--context=kind", "--as=jane", "--as-group=[a]"]);
     let error = text(&output.stderr);
     let passed = "--context=kind --as=jane --as-group=a proxy --unix-socket ";
@@ -91,10 +92,11 @@ fn a_signal_ends_the_command_and_every_kubectl() {
     }
 }
 
+/// Asserts that the signal ends the command, its kubectl and the socket's directory.
 fn assert_ends_with_its_kubectl(signal: Signal) {
-    let dir = with_kubectl("echo $$ >$0.pid; mv $0.pid $0.running; exec /bin/sleep 600");
+    let dir = directory_with_kubectl("echo $$ >$0.pid; mv $0.pid $0.running; exec /bin/sleep 600");
     let scratch = tempfile::tempdir().unwrap();
-    let left = || std::fs::read_dir(scratch.path()).unwrap().count();
+    let count_directories = || std::fs::read_dir(scratch.path()).unwrap().count();
     // A background process of a shell without job control inherits an ignored SIGINT.
     let mut command = Command::new("/usr/bin/env")
         .args(["--default-signal=INT", env!("CARGO_BIN_EXE_linkerd-cni-cli"), "check"])
@@ -106,36 +108,37 @@ fn assert_ends_with_its_kubectl(signal: Signal) {
     let running = dir.path().join("kubectl.running");
     until("kubectl runs", || running.exists());
     let pid = std::fs::read_to_string(&running).unwrap().trim().to_owned();
-    assert_eq!(left(), 1, "the directory of the proxy's socket");
+    assert_eq!(count_directories(), 1, "the directory of the proxy's socket");
     kill(Pid::from_raw(command.id() as i32), signal).unwrap();
     assert_eq!(command.wait().unwrap().signal(), Some(signal as i32));
     until("kubectl has ended", || has_ended(&pid));
-    until("the socket's directory is removed", || left() == 0);
+    until("the socket's directory is removed", || count_directories() == 0);
 }
 
 /// Number of agents of each cluster.
 const AGENTS: usize = 500;
-/// Number of agents that are asked at a time.
+/// Number of agents that get requests at the same time.
 const AT_A_TIME: usize = 16;
 
-/// A healthy cluster of this many nodes, whose DaemonSet is in `namespace`.
-fn healthy(namespace: &'static str, nodes: usize) -> Responses {
+/// Returns the responses of a healthy cluster with this number of nodes. Its DaemonSet is in
+/// `namespace`.
+fn healthy_responses(namespace: &'static str, nodes: usize) -> Responses {
     let version = env!("CARGO_PKG_VERSION");
     let status =
         json!({"version": version, "ready": true, "conflist": "a", "podCopy": {"current": true}});
     HealthyCluster { namespace, nodes, status: status.to_string(), is_ready: true }.responses()
 }
 
-/// Serves the responses, after [`serve`]'s gate, and returns a directory with a kubectl for them.
-/// Its log has a line for each start.
-fn with_cluster(
+/// Serves the responses with [`serve`], and creates a directory with a kubectl whose proxy leads to
+/// them. The log of kubectl has a line for each start.
+fn serve_cluster(
     scratch: &Path,
     responses: Responses,
     gate: usize,
 ) -> (tempfile::TempDir, Arc<Server>) {
     let socket = scratch.join("api");
     let server = serve(responses, gate, UnixListener::bind(&socket).unwrap());
-    let dir = with_kubectl(&format!(
+    let dir = directory_with_kubectl(&format!(
         "echo $* >>$0.log
 case $* in
 *context=down*) echo refused >&2; exit 1 ;;
@@ -146,12 +149,12 @@ esac",
     (dir, server)
 }
 
-/// Asks 500 agents of each cluster, through one proxy for each. The server responds to no agent's
-/// request before 16 wait.
+/// The server responds to none of the requests to agents before 16 of them wait.
 #[test]
 fn three_clusters_with_500_agents_each_are_asked_16_at_a_time() {
     let scratch = tempfile::tempdir().unwrap();
-    let (dir, server) = with_cluster(scratch.path(), healthy("linkerd-cni", AGENTS), AT_A_TIME);
+    let responses = healthy_responses("linkerd-cni", AGENTS);
+    let (dir, server) = serve_cluster(scratch.path(), responses, AT_A_TIME);
     let check = |contexts: &str, format: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"));
         command.args(["check", "--wait=0s", "--contexts", contexts, "-o", format]);
@@ -182,7 +185,8 @@ fn three_clusters_with_500_agents_each_are_asked_16_at_a_time() {
 fn the_exit_code_is_0_if_all_is_right_1_if_something_is_wrong_and_2_if_something_is_unknown() {
     const STATUS: &str = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-1:9991/proxy/status";
     let no_conflist = json!({"version": env!("CARGO_PKG_VERSION"), "podCopy": {"current": true}});
-    let (wrong, unknown) = ((STATUS, no_conflist), (STATUS, json!(403)));
+    let wrong = (STATUS, no_conflist);
+    let unknown = (STATUS, json!(403));
     let other_unknown = ("/api/v1/events", json!(403));
     for (name, changes, args, code, outcome) in [
         ("healthy", &[][..], &["check"][..], 0, "right"),
@@ -194,29 +198,29 @@ fn the_exit_code_is_0_if_all_is_right_1_if_something_is_wrong_and_2_if_something
         ("pod that cannot be read", &[][..], &["explain", "web"][..], 2, ""),
     ] {
         let scratch = tempfile::tempdir().unwrap();
-        let mut responses = healthy("linkerd-cni", 1);
+        let mut responses = healthy_responses("linkerd-cni", 1);
         for (path, response) in changes {
             responses.insert((*path).to_owned(), response.clone());
         }
         if args.contains(&"--pre") {
             responses.insert("/apis/apps/v1/daemonsets".to_owned(), json!({"items": []}));
         }
-        let (dir, _server) = with_cluster(scratch.path(), responses, 0);
-        let json: &[&str] = if outcome.is_empty() { &[] } else { &["--wait=0s", "-o", "json"] };
-        let output = run(dir.path(), &[args, json].concat());
-        let shown = text(&output.stdout);
-        assert_eq!(output.status.code(), Some(code), "{name}: {shown}");
-        let report: Value = serde_json::from_str(shown).unwrap_or_default();
-        assert_eq!(report["outcome"].as_str().unwrap_or_default(), outcome, "{name}: {shown}");
+        let (dir, _server) = serve_cluster(scratch.path(), responses, 0);
+        let format: &[&str] = if outcome.is_empty() { &[] } else { &["--wait=0s", "-o", "json"] };
+        let output = run(dir.path(), &[args, format].concat());
+        let stdout = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(code), "{name}: {stdout}");
+        let report: Value = serde_json::from_str(stdout).unwrap_or_default();
+        assert_eq!(report["outcome"].as_str().unwrap_or_default(), outcome, "{name}: {stdout}");
     }
 }
 
-/// `explain` and `bypass` end with the exit code of their outcome, as `check` does.
 #[test]
 fn explain_and_bypass_exit_with_the_code_of_their_outcome() {
-    let fixed = json!({"runAsUser": 1000, "allowPrivilegeEscalation": false});
+    let restricted = json!({"runAsUser": 1000, "allowPrivilegeEscalation": false});
     let proxy = json!({"name": "linkerd-proxy"});
-    let closed = json!({"containers": [{"name": "app", "securityContext": fixed}, proxy]});
+    // Pods without and with a path on which their traffic may bypass the proxy.
+    let closed = json!({"containers": [{"name": "app", "securityContext": restricted}, proxy]});
     let open = json!({"containers": [{"name": "app"}, proxy]});
     let unmeshed = json!({"containers": [{"name": "app"}]});
     let bypass = &["bypass", "-o", "json"][..];
@@ -228,18 +232,18 @@ fn explain_and_bypass_exit_with_the_code_of_their_outcome() {
         ("an unmeshed pod", running_pod("node-1", unmeshed), explain, 0, "right"),
         ("no agent on the node", running_pod("node-9", closed), explain, 2, "unknown"),
         ("a pod without containers", running_pod("node-1", json!({})), explain, 2, "unknown"),
-        ("the host network", running_pod("node-1", host_network()), explain, 1, "wrong"),
+        ("the host network", running_pod("node-1", host_network_spec()), explain, 1, "wrong"),
     ] {
         let scratch = tempfile::tempdir().unwrap();
-        let mut responses = healthy("linkerd-cni", 1);
+        let mut responses = healthy_responses("linkerd-cni", 1);
         responses.insert("/api/v1/pods".to_owned(), json!({"items": [pod]}));
         responses.insert("/api/v1/namespaces/default".to_owned(), json!({"metadata": {}}));
-        let (dir, _server) = with_cluster(scratch.path(), responses, 0);
+        let (dir, _server) = serve_cluster(scratch.path(), responses, 0);
         let output = run(dir.path(), args);
-        let shown = text(&output.stdout);
-        assert_eq!(output.status.code(), Some(code), "{name}: {shown}");
-        let report: Value = serde_json::from_str(shown).unwrap();
-        assert_eq!(report["outcome"], outcome, "{name}: {shown}");
+        let stdout = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(code), "{name}: {stdout}");
+        let report: Value = serde_json::from_str(stdout).unwrap();
+        assert_eq!(report["outcome"], outcome, "{name}: {stdout}");
     }
 }
 
@@ -253,18 +257,17 @@ fn running_pod(node: &str, spec: Value) -> Value {
 }
 
 /// The spec of a meshed pod in the node's network namespace.
-fn host_network() -> Value {
+fn host_network_spec() -> Value {
     json!({"hostNetwork": true, "containers": [{"name": "app"}, {"name": "linkerd-proxy"}]})
 }
 
-/// The checks, `explain` and `bypass` look where the release is.
 #[test]
 fn a_daemonset_in_another_namespace_is_found_without_a_flag() {
     let scratch = tempfile::tempdir().unwrap();
-    let (dir, _server) = with_cluster(scratch.path(), healthy("mesh", 1), 0);
+    let (dir, _server) = serve_cluster(scratch.path(), healthy_responses("mesh", 1), 0);
     let output = run(dir.path(), &["check", "--wait=0s"]);
-    let shown = text(&output.stdout);
-    assert!(output.status.success() && shown.contains("√ namespace mesh admits"), "{shown}");
+    let stdout = text(&output.stdout);
+    assert!(output.status.success() && stdout.contains("√ namespace mesh admits"), "{stdout}");
 }
 
 /// A cluster without objects.
@@ -275,7 +278,7 @@ fn empty_cluster() -> Responses {
 #[test]
 fn a_wait_of_any_length_does_not_panic() {
     let scratch = tempfile::tempdir().unwrap();
-    let (dir, _server) = with_cluster(scratch.path(), empty_cluster(), 0);
+    let (dir, _server) = serve_cluster(scratch.path(), empty_cluster(), 0);
     let output = run(dir.path(), &["check", "--pre", "--wait=5000000000000000h", "-o", "json"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["categories"][1]["categoryName"], "linkerd-cni-pre", "{report}");
@@ -284,35 +287,38 @@ fn a_wait_of_any_length_does_not_panic() {
 #[test]
 fn terminals_get_one_progress_line_and_no_color_turns_colors_off() {
     let scratch = tempfile::tempdir().unwrap();
-    let (dir, _server) = with_cluster(scratch.path(), empty_cluster(), 0);
-    for (variable, value, colored, progress) in
+    let (dir, _server) = serve_cluster(scratch.path(), empty_cluster(), 0);
+    for (variable, value, has_colors, has_progress) in
         [("X", "", true, true), ("NO_COLOR", "1", false, true), ("TERM", "dumb", false, false)]
     {
-        let shown = on_a_terminal(dir.path(), &["check", "--wait=0s"], (variable, value));
-        assert!(shown.contains("Status check results are"), "{shown}");
-        assert_eq!(shown.contains("\x1b[31;1m×\x1b[0m"), colored, "{variable}: {shown}");
+        let output = run_on_terminal(dir.path(), &["check", "--wait=0s"], (variable, value));
+        assert!(output.contains("Status check results are"), "{output}");
+        assert_eq!(output.contains("\x1b[31;1m×\x1b[0m"), has_colors, "{variable}: {output}");
         // The line must not be wrapped at the margin of a narrow terminal.
         let line = "\r\x1b[K\x1b[?7lrunning the checks\x1b[?7h";
-        assert_eq!(shown.contains(line), progress, "{variable}: {shown}");
-        assert_eq!(shown.contains('\x1b'), colored || progress, "{variable}: {shown}");
+        assert_eq!(output.contains(line), has_progress, "{variable}: {output}");
+        let has_escapes = has_colors || has_progress;
+        assert_eq!(output.contains('\x1b'), has_escapes, "{variable}: {output}");
     }
 }
 
-/// Runs the program on a terminal, and returns what the terminal gets.
-fn on_a_terminal(dir: &Path, args: &[&str], variable: (&str, &str)) -> String {
+/// Runs the program on a terminal with this variable. Returns the output on the terminal.
+fn run_on_terminal(dir: &Path, args: &[&str], variable: (&str, &str)) -> String {
     let terminal = nix::pty::openpty(None, None).unwrap();
     let output = || Stdio::from(terminal.slave.try_clone().unwrap());
     let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"));
     command.args(args).env("PATH", dir).env("TERM", "xterm").env_remove("NO_COLOR");
     command.env(variable.0, variable.1).stdin(Stdio::null()).stdout(output()).stderr(output());
     let mut child = command.spawn().unwrap();
-    drop((command, terminal.slave));
-    let mut shown = Vec::new();
+    // Only the program keeps the terminal open.
+    drop(command);
+    drop(terminal.slave);
+    let mut received = Vec::new();
     let mut master = std::fs::File::from(terminal.master);
     // Ends with EIO when the program has closed the terminal.
-    let _ = master.read_to_end(&mut shown);
+    let _ = master.read_to_end(&mut received);
     child.wait().unwrap();
-    String::from_utf8(shown).unwrap()
+    String::from_utf8(received).unwrap()
 }
 
 /// Whether a process has ended. A zombie is left if nothing reaps orphans.

@@ -1,7 +1,9 @@
-//! The error texts of `docs/troubleshooting.md`: each stands once, has a cause and a remedy, and is
-//! printed by a program. Its table of codes is that of `failure::TABLE`, which this test writes
-//! with `UPDATE_DOCS=1`. `docs/maintainers/faults.md` has how each fault is caused and what is
-//! shown of it. The tests that compare these texts are in the suites `agent` and `cluster`.
+//! Checks `docs/troubleshooting.md`: each error text is listed once, has a cause and a remedy, and
+//! is printed by a program. The page's table of codes is that of `failure::TABLE`; with
+//! `UPDATE_DOCS=1`, this test writes it.
+//!
+//! `docs/maintainers/faults.md` says for each fault how to cause it, and quotes the texts that the
+//! programs print then. The tests that compare these texts are in the suites `agent` and `cluster`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,9 +13,9 @@ use linkerd2_cni::failure;
 
 const PAGE: &str = "troubleshooting.md";
 
-/// Texts that no test captures: of Helm, the scheduler, the kubelet, other plugins and policy
-/// engines, or of faults that these tests cannot cause. After ` | `, a message with the text as
-/// users paste it.
+/// Texts that no test captures: those of Helm, the scheduler, the kubelet, other plugins and policy
+/// engines, and those of faults that the tests cannot cause. After ` | `, a line may have a whole
+/// message with the text, as users search for it.
 const NOT_CAPTURED: &str = include_str!("not_captured.txt");
 
 fn docs() -> PathBuf {
@@ -32,7 +34,7 @@ struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// The anchor of the heading above.
+    /// Returns the anchor of the heading.
     fn anchor(&self) -> String {
         self.heading.to_lowercase().replace(' ', "-").replace(',', "")
     }
@@ -62,77 +64,85 @@ struct FaultSection {
 impl FaultSection {
     fn all() -> Vec<FaultSection> {
         let sections = fs::read_to_string(docs().join("maintainers/faults.md")).unwrap();
+        let mut faults = Vec::new();
         // The captured texts have no headings.
-        let sections = sections.split("\n## ").skip(1).map(|section| {
+        for section in sections.split("\n## ").skip(1) {
             let (name, text) = section.split_once('\n').unwrap();
-            FaultSection { name: name.to_owned(), text: text.to_owned() }
-        });
-        sections.collect()
+            faults.push(FaultSection { name: name.to_owned(), text: text.to_owned() });
+        }
+        faults
     }
 
-    /// The heading of `PAGE` with the remedy, as an anchor.
+    /// Returns the anchor of the heading of [`PAGE`] with the remedy.
     fn anchor(&self) -> &str {
         let link = self.text.split_once(&format!("(../{PAGE}#"));
         let (_, rest) = link.unwrap_or_else(|| panic!("{}: no link to its remedy", self.name));
         rest.split(')').next().unwrap_or_default()
     }
 
-    /// The captured texts, each with the line that introduces it.
+    /// Returns the captured texts, each with the line that introduces it.
     fn captured(&self) -> Vec<(&str, &str)> {
-        let blocks = self.text.split("\n```text\n").collect::<Vec<_>>();
-        let pairs = blocks.windows(2).map(|pair| {
+        let mut texts = Vec::new();
+        let parts: Vec<&str> = self.text.split("\n```text\n").collect();
+        // A text is at the start of each part but the first. The part before it ends with the line
+        // that introduces the text.
+        for pair in parts.windows(2) {
             let heading = pair[0].trim().lines().last().unwrap_or_default();
-            (heading, pair[1].split("```").next().unwrap_or_default())
-        });
-        pairs.collect()
+            let text = pair[1].split("```").next().unwrap_or_default();
+            texts.push((heading, text));
+        }
+        texts
     }
 }
 
 #[test]
 fn each_error_text_stands_once_and_has_a_cause_and_a_remedy() {
     let page = page();
-    let mut seen = BTreeSet::new();
-    for Entry { texts, remedy, .. } in Entry::all(&page) {
-        for text in &texts {
+    let mut texts = BTreeSet::new();
+    for entry in Entry::all(&page) {
+        for text in &entry.texts {
             assert!(text.len() > 7 && !text.contains('`'), "{text}");
-            assert!(seen.insert(*text), "{text} stands twice");
+            assert!(texts.insert(*text), "{text} stands twice");
         }
-        assert!(!remedy.is_empty(), "{texts:?} has no remedy");
+        assert!(!entry.remedy.is_empty(), "{:?} has no remedy", entry.texts);
     }
-    assert!(seen.len() > 100, "{} texts", seen.len());
+    assert!(texts.len() > 100, "{} texts", texts.len());
 }
 
 #[test]
 fn each_error_text_was_captured_or_leads_to_its_remedy() {
-    let (page, faults) = (page(), FaultSection::all());
+    let page = page();
+    let faults = FaultSection::all();
     let entries = Entry::all(&page);
     let mut texts = Vec::new();
     for entry in &entries {
         texts.extend(entry.texts.iter().map(|text| (*text, entry)));
     }
-    let captured = |text: &str| {
+    let is_captured = |text: &str| {
         faults.iter().flat_map(FaultSection::captured).any(|(_, block)| block.contains(text))
     };
-    let lost = texts.iter().map(|(text, _)| *text).filter(|text| !captured(text));
-    let mut lost: BTreeSet<&str> = lost.collect();
+    let mut uncaptured: BTreeSet<&str> = texts.iter().map(|(text, _)| *text).collect();
+    uncaptured.retain(|text| !is_captured(text));
     for line in NOT_CAPTURED.lines() {
-        let (text, pasted) = line.split_once(" | ").unwrap_or((line, line));
-        // The longest text of the page that the message has.
-        let found = texts.iter().filter(|(other, _)| pasted.contains(*other));
-        let (_, entry) = found.max_by_key(|(other, _)| other.len()).expect(pasted);
-        assert!(entry.texts.contains(&text), "{pasted} leads to {:?}", entry.texts);
-        assert!(lost.remove(text), "{text} stands twice, or is captured");
+        let (text, message) = line.split_once(" | ").unwrap_or((line, line));
+        // The entry with the longest text that the message contains.
+        let matching_texts = texts.iter().filter(|(other, _)| message.contains(*other));
+        let (_, entry) = matching_texts.max_by_key(|(other, _)| other.len()).expect(message);
+        assert!(entry.texts.contains(&text), "{message} leads to {:?}", entry.texts);
+        assert!(uncaptured.remove(text), "{text} stands twice, or is captured");
     }
-    assert!(lost.is_empty(), "no captured text has {lost:#?}");
+    assert!(uncaptured.is_empty(), "no captured text has {uncaptured:#?}");
 }
 
 #[test]
 fn each_fault_has_a_cause_and_a_test() {
-    let of_tests = |path: &str| super::source().join("tests").join(path);
-    let mut tests = fs::read_to_string(of_tests("cluster/catalogue.rs")).unwrap();
-    let entries = fs::read_dir(of_tests("agent/catalogue")).unwrap();
-    for path in entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
-        tests += &fs::read_to_string(path).unwrap();
+    let directory = super::source().join("tests");
+    let mut tests = fs::read_to_string(directory.join("cluster/catalogue.rs")).unwrap();
+    for entry in fs::read_dir(directory.join("agent/catalogue")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            tests += &fs::read_to_string(path).unwrap();
+        }
     }
     let faults = FaultSection::all();
     assert!(faults.len() > 45, "{} faults", faults.len());
@@ -145,41 +155,43 @@ fn each_fault_has_a_cause_and_a_test() {
 
 const TABLE_HEAD: &str = "| code | cause | remedy |\n| --- | --- | --- |\n";
 
-/// The rows of the page's table of error codes. A remedy that an entry of the page explains is a
-/// link.
+/// Returns the rows of the page's table of error codes. A remedy that an entry of the page explains
+/// is a link.
 fn error_codes(page: &str) -> String {
     let entries = Entry::all(page);
-    let row = |row: &failure::Row| {
-        let explains = |entry: &&Entry<'_>| {
+    let mut rows = String::new();
+    for row in failure::TABLE {
+        let explains_row = |entry: &&Entry<'_>| {
             entry.texts.iter().any(|text| row.cause == *text || row.remedy.starts_with(text))
         };
-        let remedy = match entries.iter().find(explains) {
+        let remedy = match entries.iter().find(explains_row) {
             Some(entry) => format!("[{}](#{})", entry.heading, entry.anchor()),
             None => row.remedy.to_owned(),
         };
-        format!("| {} | {} | {remedy} |\n", row.code, row.cause.replace('*', "\\*"))
-    };
-    failure::TABLE.iter().map(row).collect()
+        let cause = row.cause.replace('*', "\\*");
+        rows += &format!("| {} | {cause} | {remedy} |\n", row.code);
+    }
+    rows
 }
 
 #[test]
 fn the_table_of_error_codes_has_each_failure() {
     let page = page();
     let (text, rows) = page.split_once(TABLE_HEAD).unwrap();
-    let wanted = error_codes(&page);
+    let expected = error_codes(&page);
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::write(docs().join(PAGE), [text, TABLE_HEAD, &wanted].concat()).unwrap();
+        fs::write(docs().join(PAGE), [text, TABLE_HEAD, &expected].concat()).unwrap();
         return;
     }
-    assert_eq!(rows, wanted, "run UPDATE_DOCS=1 cargo test --test layout");
+    assert_eq!(rows, expected, "run UPDATE_DOCS=1 cargo test --test layout");
 }
 
-/// Searches as a user would, with the whole text and only this page at hand.
+/// Searches the page for a captured text, as a user would.
 #[test]
 fn troubleshooting_has_an_entry_for_each_captured_text() {
     let page = page();
     let entries = Entry::all(&page);
-    let mut lost = Vec::new();
+    let mut texts_without_entry = Vec::new();
     for fault in FaultSection::all() {
         for (source, block) in fault.captured() {
             // A metric has no cause of its own, and the status of a pod has many causes. Failed
@@ -188,18 +200,18 @@ fn troubleshooting_has_an_entry_for_each_captured_text() {
             if source.starts_with("Metrics") || source.contains("get pods") || has_code {
                 continue;
             }
-            let leads = |entry: &Entry<'_>| {
+            let has_text = |entry: &Entry<'_>| {
                 entry.anchor() == fault.anchor()
                     && entry.texts.iter().any(|text| block.contains(text))
             };
-            if !entries.iter().any(leads) {
-                lost.push(format!("{}: {source} {block}", fault.name));
+            if !entries.iter().any(has_text) {
+                texts_without_entry.push(format!("{}: {source} {block}", fault.name));
             }
         }
     }
     assert!(
-        lost.is_empty(),
+        texts_without_entry.is_empty(),
         "no text of the page leads from these to their remedies:\n{}",
-        lost.join("\n")
+        texts_without_entry.join("\n")
     );
 }

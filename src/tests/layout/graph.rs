@@ -15,33 +15,47 @@ pub type Edges = BTreeMap<String, BTreeSet<String>>;
 /// out.
 pub fn edges(root: &Path) -> Edges {
     let mut files = BTreeMap::new();
-    read(root, root.parent().unwrap(), &[], &mut files);
+    parse_module(root, root.parent().unwrap(), &[], &mut files);
     let modules: BTreeSet<Vec<String>> = files.keys().cloned().collect();
     let mut edges = Edges::new();
     for (module, file) in &files {
         let mut paths = Paths { module, found: Vec::new() };
         paths.visit_file(file);
-        let imported = paths.found.iter().filter_map(|path| owner(&modules, path));
-        let imported = imported.filter(|owner| owner != module).map(|owner| owner.join("::"));
-        edges.insert(module.join("::"), imported.collect());
+        let mut imported = BTreeSet::new();
+        for path in &paths.found {
+            if let Some(owner) = owner(&modules, path)
+                && owner != *module
+            {
+                imported.insert(owner.join("::"));
+            }
+        }
+        edges.insert(module.join("::"), imported);
     }
     edges.remove("");
     edges
 }
 
-/// Parses `file`, the module `module`, and the modules that it declares.
-fn read(file: &Path, dir: &Path, module: &[String], files: &mut BTreeMap<Vec<String>, File>) {
-    let parsed = fs::read_to_string(file).map(|text| syn::parse_file(&text).unwrap());
-    let parsed = parsed.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+/// Parses `file`, which has the module `module`, and the files of the modules that it declares.
+/// These files are in `dir`.
+fn parse_module(
+    file: &Path,
+    dir: &Path,
+    module: &[String],
+    files: &mut BTreeMap<Vec<String>, File>,
+) {
+    let text =
+        fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let parsed = syn::parse_file(&text).unwrap();
     for name in declared_modules(&parsed.items) {
-        let below: PathBuf = dir.join(&name);
-        let path = [module, &[name]].concat();
-        read(&below.with_extension("rs"), &below, &path, files);
+        let child_dir: PathBuf = dir.join(&name);
+        let child_file = child_dir.with_extension("rs");
+        let child = [module, &[name]].concat();
+        parse_module(&child_file, &child_dir, &child, files);
     }
     files.insert(module.to_vec(), parsed);
 }
 
-/// The modules with a file of their own, also those that `cfg_if!` declares for Linux.
+/// Returns the modules with a file of their own, also those that `cfg_if!` declares for Linux.
 fn declared_modules(items: &[Item]) -> Vec<String> {
     let mut names = Vec::new();
     for item in items {
@@ -50,8 +64,8 @@ fn declared_modules(items: &[Item]) -> Vec<String> {
                 names.push(ident.to_string());
             }
             Item::Macro(call) if call.mac.path.segments.last().unwrap().ident == "cfg_if" => {
-                let linux = call.mac.parse_body_with(first_branch).unwrap();
-                names.extend(declared_modules(&linux));
+                let linux_items = call.mac.parse_body_with(parse_cfg_if).unwrap();
+                names.extend(declared_modules(&linux_items));
             }
             _ => {}
         }
@@ -59,17 +73,17 @@ fn declared_modules(items: &[Item]) -> Vec<String> {
     names
 }
 
-/// The items of the first branch of `cfg_if!`.
-fn first_branch(body: ParseStream<'_>) -> syn::Result<Vec<Item>> {
+/// Parses the body of `cfg_if!`. Returns the items of its first branch.
+fn parse_cfg_if(body: ParseStream<'_>) -> syn::Result<Vec<Item>> {
     body.parse::<Token![if]>()?;
     body.call(Attribute::parse_outer)?;
-    let items = branch(body)?;
+    let items = parse_branch(body)?;
     body.parse::<Token![else]>()?;
-    branch(body)?;
+    parse_branch(body)?;
     Ok(items)
 }
 
-fn branch(body: ParseStream<'_>) -> syn::Result<Vec<Item>> {
+fn parse_branch(body: ParseStream<'_>) -> syn::Result<Vec<Item>> {
     let branch;
     braced!(branch in body);
     let mut items = Vec::new();
@@ -79,15 +93,22 @@ fn branch(body: ParseStream<'_>) -> syn::Result<Vec<Item>> {
     Ok(items)
 }
 
-/// Code with another condition counts as compiled.
+/// Whether only tests compile the item. An item with another condition counts as compiled.
 fn is_test(attributes: &[Attribute]) -> bool {
     let mut conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
     conditions.any(|cfg| cfg.parse_args::<syn::Ident>().is_ok_and(|condition| condition == "test"))
 }
 
-/// The longest prefix of `path` that is a module.
+/// Returns the module that contains the item with this path: the longest prefix of the path that is
+/// a module.
 fn owner(modules: &BTreeSet<Vec<String>>, path: &[String]) -> Option<Vec<String>> {
-    (1..=path.len()).rev().map(|end| path[..end].to_vec()).find(|prefix| modules.contains(prefix))
+    for length in (1..=path.len()).rev() {
+        let prefix = &path[..length];
+        if modules.contains(prefix) {
+            return Some(prefix.to_vec());
+        }
+    }
+    None
 }
 
 /// Collects the paths in one module's code, as absolute paths within the crate.
@@ -97,26 +118,36 @@ struct Paths<'m> {
 }
 
 impl Paths<'_> {
+    /// Adds a path, which may begin with `crate`, `super` or `self`.
     fn add(&mut self, path: &[String]) {
+        if path.first().is_some_and(|segment| segment == "crate") {
+            self.found.push(path[1..].to_vec());
+            return;
+        }
+        // Each `super` leads to the parent of the module.
         let supers = path.iter().take_while(|segment| *segment == "super").count();
-        let base = match path.first().map(String::as_str) {
-            Some("crate") => return self.found.push(path[1..].to_vec()),
-            Some("super") => &self.module[..self.module.len().saturating_sub(supers)],
-            _ => self.module,
-        };
-        let rest = path.iter().skip(supers).filter(|segment| *segment != "self");
-        self.found.push(base.iter().chain(rest).cloned().collect());
+        let mut absolute_path = self.module.to_vec();
+        absolute_path.truncate(self.module.len().saturating_sub(supers));
+        for segment in &path[supers..] {
+            if segment != "self" {
+                absolute_path.push(segment.clone());
+            }
+        }
+        self.found.push(absolute_path);
     }
 
+    /// Adds the paths of a `use` declaration. `prefix` is the path before `tree`.
     fn add_tree(&mut self, tree: &UseTree, prefix: &[String]) {
-        let with = |name: &syn::Ident| [prefix, &[name.to_string()]].concat();
+        let append = |name: &syn::Ident| [prefix, &[name.to_string()]].concat();
         match tree {
-            UseTree::Path(path) => self.add_tree(&path.tree, &with(&path.ident)),
-            UseTree::Name(name) => self.add(&with(&name.ident)),
-            UseTree::Rename(rename) => self.add(&with(&rename.ident)),
+            UseTree::Path(path) => self.add_tree(&path.tree, &append(&path.ident)),
+            UseTree::Name(name) => self.add(&append(&name.ident)),
+            UseTree::Rename(rename) => self.add(&append(&rename.ident)),
             UseTree::Glob(_) => self.add(prefix),
             UseTree::Group(group) => {
-                group.items.iter().for_each(|tree| self.add_tree(tree, prefix))
+                for tree in &group.items {
+                    self.add_tree(tree, prefix);
+                }
             }
         }
     }
@@ -143,15 +174,15 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 }
 
-/// What is left of `edges` without the modules that import from no circle: nothing if there is
-/// none.
+/// Returns the modules that import from a circle. Empty if there is no circle.
 pub fn circles(edges: &Edges) -> Edges {
-    let mut left = edges.clone();
+    let mut candidates = edges.clone();
     loop {
-        let importers: BTreeSet<String> = left.keys().cloned().collect();
-        left.retain(|_, imported| !imported.is_disjoint(&importers));
-        if left.len() == importers.len() {
-            return left;
+        // A module that imports from no candidate is in no circle.
+        let importers: BTreeSet<String> = candidates.keys().cloned().collect();
+        candidates.retain(|_, imported| !imported.is_disjoint(&importers));
+        if candidates.len() == importers.len() {
+            return candidates;
         }
     }
 }

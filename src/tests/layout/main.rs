@@ -1,8 +1,10 @@
-//! Checks the module graph of `src`: which module imports from which; and the one of `testkit` for
-//! circles.
+//! Checks which module of `src` imports from which. The rules:
 //!
-//! The rules: no circle at any level, every module of the library on the map in `src/lib.rs`, each
-//! importing only from modules above it there, and no import between the modules of [`SEPARATE`].
+//! - no module imports in a circle, at any level, also in `testkit`;
+//! - every module of the library is on the map in `src/lib.rs`;
+//! - each module imports only from modules above it on the map;
+//! - the modules of [`SEPARATE`] do not import from each other.
+//!
 //! Also checks the pages of faults.
 
 #![allow(clippy::unwrap_used)]
@@ -23,22 +25,31 @@ fn source() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))
 }
 
-/// The first `depth` segments of a module's path.
+/// Returns the first `depth` segments of a module's path.
 fn ancestor(module: &str, depth: usize) -> String {
     module.split("::").take(depth).collect::<Vec<_>>().join("::")
 }
 
-/// The graph between the children of `parent`, each standing for all modules below it.
+/// Returns the child of `parent` that contains the module. `None`: the module is not inside of
+/// `parent`.
+fn child_of(parent: &str, module: &str) -> Option<String> {
+    if parent.is_empty() {
+        return Some(ancestor(module, 1));
+    }
+    if !module.starts_with(&format!("{parent}::")) {
+        return None;
+    }
+    let parent_depth = parent.split("::").count();
+    Some(ancestor(module, parent_depth + 1))
+}
+
+/// Returns the graph between the children of `parent`. Each child stands for all modules inside of
+/// it.
 fn siblings(edges: &Edges, parent: &str) -> Edges {
-    let depth = if parent.is_empty() { 1 } else { parent.split("::").count() + 1 };
-    let below = |module: &str| {
-        let inside = parent.is_empty() || module.starts_with(&format!("{parent}::"));
-        inside.then(|| ancestor(module, depth))
-    };
     let mut graph = Edges::new();
     for (importer, imported) in edges {
         for module in imported {
-            if let (Some(from), Some(to)) = (below(importer), below(module))
+            if let (Some(from), Some(to)) = (child_of(parent, importer), child_of(parent, module))
                 && from != to
             {
                 graph.entry(from).or_default().insert(to);
@@ -81,22 +92,25 @@ fn no_module_of_testkit_imports_in_a_circle() {
     }
 }
 
-/// The modules of the map in `text`, the source of `lib.rs`, in its order.
+/// Returns the modules of the map in `text`, the source of `lib.rs`, in the order of the map.
 fn map(text: &str) -> Vec<&str> {
     let entries = text.lines().filter_map(|line| line.strip_prefix("//! - [`"));
     entries.filter_map(|entry| entry.split('`').next()).collect()
 }
 
-/// Imports from a module that is not above the importer on the map: `(importer, imported)`.
-fn upward(map: &[&str], graph: &Edges) -> Vec<(String, String)> {
+/// Returns the imports from a module that is not above the importer on the map. Each has the
+/// importer and the imported module.
+fn imports_from_below(map: &[&str], graph: &Edges) -> Vec<(String, String)> {
     let position = |module: &str| map.iter().position(|entry| *entry == module);
-    let imports = graph
-        .iter()
-        .flat_map(|(importer, modules)| modules.iter().map(move |module| (importer, module)));
+    let mut imports = Vec::new();
+    for (importer, modules) in graph {
+        for imported in modules {
+            if position(imported) >= position(importer) {
+                imports.push((importer.clone(), imported.clone()));
+            }
+        }
+    }
     imports
-        .filter(|(importer, imported)| position(imported) >= position(importer))
-        .map(|(importer, imported)| (importer.clone(), imported.clone()))
-        .collect()
 }
 
 #[test]
@@ -104,7 +118,7 @@ fn each_module_imports_only_from_modules_above_it() {
     let text = fs::read_to_string(source().join("lib.rs")).unwrap();
     let top = siblings(&library(), "");
     assert!(top["plugin"].contains("kube"), "the graph sees imports: {top:?}");
-    assert_eq!(upward(&map(&text), &top), []);
+    assert_eq!(imports_from_below(&map(&text), &top), []);
     for importer in SEPARATE {
         let found = SEPARATE.iter().find(|module| top[importer].contains(**module));
         assert_eq!(found, None, "{importer} imports from it");
@@ -113,20 +127,26 @@ fn each_module_imports_only_from_modules_above_it() {
 
 #[test]
 fn a_circle_and_an_import_from_a_module_below_are_found() {
-    let graph = |edges: &[(&str, &str)]| -> Edges {
-        let edge = |(from, to): &(&str, &str)| (from.to_string(), BTreeSet::from([to.to_string()]));
-        edges.iter().map(edge).collect()
-    };
     assert_eq!(circles(&graph(&[("a", "b"), ("b", "c")])), Edges::new());
-    let closed = graph(&[("a", "b"), ("b", "c"), ("c", "a")]);
-    assert_eq!(circles(&closed), closed);
+    let circle = graph(&[("a", "b"), ("b", "c"), ("c", "a")]);
+    assert_eq!(circles(&circle), circle);
     let text = "//! - [`a`]: first\n//! - [`b`]: uses [`a`]\n";
     assert_eq!(map(text), ["a", "b"]);
-    assert_eq!(upward(&map(text), &graph(&[("b", "a")])), []);
-    assert_eq!(upward(&map(text), &graph(&[("a", "b")])), [("a".to_owned(), "b".to_owned())]);
+    assert_eq!(imports_from_below(&map(text), &graph(&[("b", "a")])), []);
+    let upward_import = ("a".to_owned(), "b".to_owned());
+    assert_eq!(imports_from_below(&map(text), &graph(&[("a", "b")])), [upward_import]);
 }
 
-/// The modules that `text`, the source of `lib.rs` or its end, declares for Linux.
+/// Makes a graph in which each importer imports from one module.
+fn graph(imports: &[(&str, &str)]) -> Edges {
+    let mut graph = Edges::new();
+    for (importer, imported) in imports {
+        graph.insert((*importer).to_owned(), BTreeSet::from([(*imported).to_owned()]));
+    }
+    graph
+}
+
+/// Returns the modules that `text`, the source of `lib.rs` or its end, declares for Linux.
 fn modules_on_linux(text: &str) -> Vec<&str> {
     let (linux, _) = text.split_once("} else {").unwrap();
     let declarations = linux.lines().filter_map(|line| line.trim_start().strip_prefix("pub mod "));
@@ -140,21 +160,24 @@ fn linkerd_cni_imports_no_module_that_only_linux_compiles() {
     let (_, gated) = text.split_once("if #[cfg(target_os = \"linux\")] {").unwrap();
     let gated = BTreeSet::from_iter(modules_on_linux(gated));
     assert!(gated.contains("netlink") && gated.len() > 5, "{gated:?}");
+    // Parts of these modules that every system compiles.
     let parts =
         ["agent::status_body", "agent::subject", "cli::extension", "repair::find::stranded"];
-    let compiles = |module: &str| {
+    let is_portable = |module: &str| {
         let is_part = |part: &&str| format!("{module}::").starts_with(&format!("{part}::"));
         let top = module.split("::").next().unwrap();
         parts.iter().any(is_part) || !gated.contains(top)
     };
-    for (module, imported) in library().iter().filter(|(module, _)| compiles(module)) {
+    for (module, imported) in library() {
+        if !is_portable(&module) {
+            continue;
+        }
         for other in imported {
-            assert!(compiles(other), "{module} imports {other}");
+            assert!(is_portable(&other), "{module} imports {other}");
         }
     }
 }
 
-/// The page for contributors is for people who look for a place to begin.
 #[test]
 fn the_maps_name_every_module_and_only_existing_files() {
     let text = fs::read_to_string(source().join("lib.rs")).unwrap();
@@ -167,8 +190,8 @@ fn the_maps_name_every_module_and_only_existing_files() {
     let section = page.split("\n## Map of `src`\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let named: BTreeSet<&str> =
         section.split('`').filter(|text| text.starts_with("src/")).collect();
-    let is_there = |path: &&str| repository.join(path).exists();
-    assert_eq!(named.iter().find(|path| !is_there(path)), None, "a file of the page is missing");
+    let missing = named.iter().find(|path| !repository.join(path).exists());
+    assert_eq!(missing, None, "a file of the page is missing");
     for module in modules {
         assert!(map(&text).contains(&module), "src/lib.rs does not name {module}");
         let paths = [format!("src/{module}"), format!("src/{module}.rs")];
