@@ -10,7 +10,7 @@ use testkit::namespaces::Namespaces;
 
 use crate::{VERSION, must, release};
 
-/// The program of the architecture that this machine does not have.
+/// Returns a command that runs the program of the other architecture under qemu.
 fn emulated(program: &str) -> Command {
     let (architecture, qemu) = match std::env::consts::ARCH {
         "aarch64" => ("amd64", "qemu-x86_64-static"),

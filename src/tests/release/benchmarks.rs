@@ -45,16 +45,16 @@ fn figures(changes: &Map<String, Value>) -> Figures {
 #[test]
 fn a_worse_or_missing_figure_fails_the_run_and_is_named() {
     for (name, row) in table::rows_of::<RunRow>(TABLES, "runs") {
-        let found = compare(&figures(&row.committed), &figures(&row.run));
-        assert_eq!(found.worse, row.worse, "{name}");
-        assert_eq!(found.better, row.better, "{name}");
-        assert_eq!(found.missing.len(), row.missing, "{name}");
+        let comparison = compare(&figures(&row.committed), &figures(&row.run));
+        assert_eq!(comparison.worse, row.worse, "{name}");
+        assert_eq!(comparison.better, row.better, "{name}");
+        assert_eq!(comparison.missing.len(), row.missing, "{name}");
         if let Some(compared) = row.compared {
-            assert_eq!(found.compared, compared, "{name}");
+            assert_eq!(comparison.compared, compared, "{name}");
         }
-        let holds = row.worse.is_empty() && row.missing == 0 && found.compared > 0;
-        assert_eq!(found.holds(), holds, "{name}");
-        assert!(found.text().contains(&row.text), "{name}: {}", found.text());
+        let holds = row.worse.is_empty() && row.missing == 0 && comparison.compared > 0;
+        assert_eq!(comparison.holds(), holds, "{name}");
+        assert!(comparison.text().contains(&row.text), "{name}: {}", comparison.text());
     }
 }
 
@@ -62,7 +62,7 @@ fn a_worse_or_missing_figure_fails_the_run_and_is_named() {
 fn benchmarks_json_has_every_counted_figure() {
     let text = fs::read(repository().join("docs/maintainers/benchmarks.json")).unwrap();
     let committed: Figures = serde_json::from_slice(&text).unwrap();
-    let itself = compare(&committed, &committed);
-    assert!(itself.holds(), "{}", itself.text());
-    assert!(itself.compared > 70, "{} figures", itself.compared);
+    let comparison = compare(&committed, &committed);
+    assert!(comparison.holds(), "{}", comparison.text());
+    assert!(comparison.compared > 70, "{} figures", comparison.compared);
 }

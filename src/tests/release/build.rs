@@ -1,5 +1,5 @@
-//! What a build of `scripts/release` sees of the checkout, of the caller's environment and of the
-//! machine.
+//! Which files of the checkout, which variables of the environment and which compilers a build of
+//! `scripts/release` uses.
 
 use std::fs;
 use std::path::Path;
@@ -10,9 +10,10 @@ use tempfile::TempDir;
 use testkit::chart::yaml;
 
 use crate::versions::Checkout;
-use crate::{must, repository, said};
+use crate::{must, printed, repository};
 
-fn script(path: &Path, text: &str) {
+/// Writes a script of bash.
+fn write_script(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     testkit::write_program(path, format!("#!/usr/bin/env bash\n{text}\n"));
 }
@@ -21,13 +22,13 @@ fn texts(list: &Value) -> Vec<&str> {
     list.as_array().unwrap().iter().filter_map(Value::as_str).collect()
 }
 
-/// A committed repository whose scripts, except `scripts/release` itself, are replaced. `toolchain`
-/// is the first script that runs in the directory of the build.
-fn checkout(toolchain: &str) -> Checkout {
+/// Creates a committed repository whose scripts, except `scripts/release` itself, are replaced.
+/// `toolchain` is the first script that runs in the directory of the build.
+fn create_checkout(toolchain: &str) -> Checkout {
     let checkout = Checkout::with(&["scripts/common", "scripts/release"]);
-    script(&checkout.path("scripts/release.d/check"), "");
-    script(&checkout.path("scripts/release.d/toolchain"), toolchain);
-    script(&checkout.path("scripts/tools"), "echo /nonexistent");
+    write_script(&checkout.path("scripts/release.d/check"), "");
+    write_script(&checkout.path("scripts/release.d/toolchain"), toolchain);
+    write_script(&checkout.path("scripts/tools"), "echo /nonexistent");
     checkout.write(".gitignore", "*.orig\n/dist\n");
     checkout.write("Chart.yaml", "name: a\n");
     checkout.commit();
@@ -38,34 +39,37 @@ fn checkout(toolchain: &str) -> Checkout {
 fn release(checkout: &Checkout, variables: &[&str]) -> String {
     let mut release = Command::new(checkout.path("scripts/release"));
     release.arg("2.0.0").envs(variables.iter().map(|name| (name, "set-by-the-test")));
-    said(&release.output().unwrap())
+    printed(&release.output().unwrap())
 }
 
 #[test]
 fn an_ignored_file_of_the_checkout_is_not_built() {
-    let checkout = checkout("ls >&2; exit 1");
+    let checkout = create_checkout("ls >&2; exit 1");
     checkout.write("Chart.yaml.orig", "");
-    let said = release(&checkout, &[]);
-    assert!(said.lines().any(|line| line == "Chart.yaml"), "{said}");
-    assert!(!said.contains("Chart.yaml.orig"), "{said}");
+    let files = release(&checkout, &[]);
+    assert!(files.lines().any(|line| line == "Chart.yaml"), "{files}");
+    assert!(!files.contains("Chart.yaml.orig"), "{files}");
     // No unfinished directory is left.
     assert_eq!(fs::read_dir(checkout.path("dist")).unwrap().count(), 0);
 }
 
 #[test]
 fn variables_that_change_the_bytes_do_not_reach_the_build() {
-    let all = yaml(include_str!("build.yaml"));
-    let [dropped, kept] = ["dropped", "kept"].map(|kind| texts(&all[kind]));
-    let said = release(&checkout("env >&2; exit 1"), &[&dropped[..], &kept].concat());
-    let has = |name: &str| said.lines().any(|line| line == format!("{name}=set-by-the-test"));
-    assert_eq!(dropped.iter().find(|name| has(name)), None, "{said}");
-    assert_eq!(kept.iter().find(|name| !has(name)), None, "{said}");
+    let table = yaml(include_str!("build.yaml"));
+    let dropped = texts(&table["dropped"]);
+    let kept = texts(&table["kept"]);
+    let checkout = create_checkout("env >&2; exit 1");
+    let environment = release(&checkout, &[&dropped[..], &kept].concat());
+    let is_set =
+        |name: &str| environment.lines().any(|line| line == format!("{name}=set-by-the-test"));
+    assert_eq!(dropped.iter().find(|name| is_set(name)), None, "{environment}");
+    assert_eq!(kept.iter().find(|name| !is_set(name)), None, "{environment}");
 }
 
 /// Runs the check of the toolchain with a Rust and a Debian of these versions.
-fn toolchain(rust: &str, debian: &str) -> Output {
+fn check_toolchain(rust: &str, debian: &str) -> Output {
     let work = TempDir::new().unwrap();
-    script(&work.path().join("rustc"), &format!("echo 'rustc {rust} (0 2026-01-01)'"));
+    write_script(&work.path().join("rustc"), &format!("echo 'rustc {rust} (0 2026-01-01)'"));
     let system = work.path().join("os-release");
     fs::write(&system, format!("ID=debian\nVERSION_ID=\"{debian}\"\n")).unwrap();
     let mut toolchain = Command::new(repository().join("scripts/release.d/toolchain"));
@@ -76,21 +80,21 @@ fn toolchain(rust: &str, debian: &str) -> Output {
 #[test]
 fn a_build_with_another_rust_or_debian_is_refused() {
     let rust = env!("CARGO_PKG_RUST_VERSION");
-    let output = toolchain(&format!("{rust}.3"), "12");
-    assert!(!said(&output).contains("other bytes"), "{}", said(&output));
+    let output = check_toolchain(&format!("{rust}.3"), "12");
+    assert!(!printed(&output).contains("other bytes"), "{}", printed(&output));
     for (rust, debian, reason) in [
         (format!("{rust}0.0"), "12", "gives other bytes; install Rust"),
         ("1.200.0".into(), "12", "gives other bytes; install Rust"),
         (format!("{rust}.0"), "13", "does not name Debian 12"),
     ] {
-        let output = toolchain(&rust, debian);
+        let output = check_toolchain(&rust, debian);
         assert!(!output.status.success());
-        assert!(said(&output).contains(reason), "{}", said(&output));
+        assert!(printed(&output).contains(reason), "{}", printed(&output));
     }
 }
 
-/// Writes a folder of this checkout's commit whose provenance names these compilers.
-fn released(checkout: &Checkout, compilers: &[&str]) -> TempDir {
+/// Writes a release folder of this checkout's commit whose provenance names these compilers.
+fn write_release_folder(checkout: &Checkout, compilers: &[&str]) -> TempDir {
     let folder = TempDir::new().unwrap();
     let commit = checkout.git(&["rev-parse", "HEAD"]);
     let mut sources = vec![json!({"digest": {"gitCommit": commit}}), json!({"digest": {}})];
@@ -109,40 +113,46 @@ fn released(checkout: &Checkout, compilers: &[&str]) -> TempDir {
     folder
 }
 
-/// A rebuild on a machine with gcc-12 12-2 of the source gcc, whose mirror has 12-1 and 12-2, and
-/// with Rust 1.95.0. The build itself is replaced: it ends with the installed version.
+/// Rebuilds a release whose provenance names these compilers, and returns what the script prints.
+/// The machine has Rust 1.95.0 and gcc-12 12-2, and its mirror has 12-1 and 12-2. A script stands
+/// for the build. It prints the installed compilers. `change` is called before the rebuild.
 fn rebuild(compilers: &[&str], change: impl Fn(&Checkout, &Path)) -> String {
     let state = TempDir::new().unwrap();
-    let [gcc, rust] = ["gcc", "rust"].map(|name| state.path().join(name).display().to_string());
-    let checkout = checkout(&format!("sed 's/^/rustc=/' {rust}; sed 's/^/gcc-12=/' {gcc}"));
-    script(&checkout.path("scripts/release.d/check"), &format!("cat {gcc} {rust} >&2; exit 1"));
+    let gcc = state.path().join("gcc").display().to_string();
+    let rust = state.path().join("rust").display().to_string();
+    let checkout = create_checkout(&format!("sed 's/^/rustc=/' {rust}; sed 's/^/gcc-12=/' {gcc}"));
+    write_script(
+        &checkout.path("scripts/release.d/check"),
+        &format!("cat {gcc} {rust} >&2; exit 1"),
+    );
     checkout.commit();
-    let folder = released(&checkout, compilers);
+    let folder = write_release_folder(&checkout, compilers);
     fs::write(state.path().join("gcc"), "12-2\n").unwrap();
     fs::write(state.path().join("rust"), "rustc 1.95.0 (a)\n").unwrap();
     for (program, text) in yaml(include_str!("build.yaml"))["programs"].as_object().unwrap() {
-        script(&state.path().join(program), text.as_str().unwrap());
+        write_script(&state.path().join(program), text.as_str().unwrap());
     }
     change(&checkout, folder.path());
     let mut release = Command::new(checkout.path("scripts/release"));
     let path = format!("{}:{}", state.path().display(), std::env::var("PATH").unwrap());
     release.env("PATH", path).env("STATE", state.path());
-    said(&release.arg("--rebuild").arg(folder.path()).output().unwrap())
+    printed(&release.arg("--rebuild").arg(folder.path()).output().unwrap())
 }
 
 #[test]
 fn a_release_folder_is_rebuilt_only_with_its_recorded_compilers() {
-    let nothing = |_: &Checkout, _: &Path| {};
-    let same = rebuild(&["rustc=rustc 1.95.0 (a)", "gcc-12=12-2"], nothing);
-    assert!(same.contains("12-2\nrustc 1.95.0"), "{same}");
-    let older = rebuild(&["rustc=rustc 1.94.1 (a)", "gcc-12=12-1"], nothing);
-    assert!(older.contains("12-1\nrustc 1.94.1"), "{older}");
-    let gone = rebuild(&["rustc=rustc 1.95.0 (a)", "gcc-12=12-0"], nothing);
-    assert!(gone.contains("does not have cpp-12=12-0 gcc-12=12-0 any more"), "{gone}");
-    let changed = rebuild(&["gcc-12=12-2"], |_, folder| {
+    let no_change = |_: &Checkout, _: &Path| {};
+    let same_versions = rebuild(&["rustc=rustc 1.95.0 (a)", "gcc-12=12-2"], no_change);
+    assert!(same_versions.contains("12-2\nrustc 1.95.0"), "{same_versions}");
+    let older_versions = rebuild(&["rustc=rustc 1.94.1 (a)", "gcc-12=12-1"], no_change);
+    assert!(older_versions.contains("12-1\nrustc 1.94.1"), "{older_versions}");
+    let missing_version = rebuild(&["rustc=rustc 1.95.0 (a)", "gcc-12=12-0"], no_change);
+    let error = "does not have cpp-12=12-0 gcc-12=12-0 any more";
+    assert!(missing_version.contains(error), "{missing_version}");
+    let changed_folder = rebuild(&["gcc-12=12-2"], |_, folder| {
         fs::write(folder.join("linkerd2-cni-v2.0.0.intoto.json"), "{}").unwrap();
     });
-    assert!(changed.contains("differs from its SHA256SUMS"), "{changed}");
+    assert!(changed_folder.contains("differs from its SHA256SUMS"), "{changed_folder}");
 }
 
 /// Runs `scripts/checks/deny` with `cargo` and `govulncheck` that print what they check. The one
@@ -151,9 +161,9 @@ fn deny(checks: &[&str], fails: &str, findings: &[Value]) -> Output {
     let accepted = "scripts/checks/accepted-go-vulnerabilities";
     let checkout = Checkout::with(&["scripts/common", "scripts/checks/deny"]);
     let says = "echo \"${0##*/} $*\" >&2; [[ -z $FAILS || $* != *$FAILS* ]] || exit 1";
-    script(&checkout.path("bin/cargo"), says);
-    script(&checkout.path("bin/govulncheck"), &format!("{says}\ncat <<<\"$FINDINGS\""));
-    script(&checkout.path("scripts/tools"), "echo /nonexistent");
+    write_script(&checkout.path("bin/cargo"), says);
+    write_script(&checkout.path("bin/govulncheck"), &format!("{says}\ncat <<<\"$FINDINGS\""));
+    write_script(&checkout.path("scripts/tools"), "echo /nonexistent");
     checkout.write("deny.toml", "exclude-dev = true\n");
     checkout.write(accepted, "# Comment\nGO-2025-1 accepted: a reason\n");
     let path = format!("{}:{}", checkout.path("bin").display(), std::env::var("PATH").unwrap());
@@ -170,12 +180,12 @@ const CHECKS: [&str; 4] = ["licenses", "bans", "sources", "advisories"];
 fn advisories_of_programs_tests_fuzz_targets_and_go_modules_are_checked() {
     let offline = deny(&[], "", &[]);
     assert!(offline.status.success());
-    assert!(!said(&offline).contains("advisories"), "{}", said(&offline));
+    assert!(!printed(&offline).contains("advisories"), "{}", printed(&offline));
     let all = yaml(include_str!("build.yaml"));
     let everything = deny(&CHECKS, "", &[]);
-    assert!(everything.status.success(), "{}", said(&everything));
+    assert!(everything.status.success(), "{}", printed(&everything));
     for place in texts(&all["places"]) {
-        assert!(said(&everything).contains(place), "{place}: {}", said(&everything));
+        assert!(printed(&everything).contains(place), "{place}: {}", printed(&everything));
         assert!(!deny(&CHECKS, place, &[]).status.success(), "{place}");
     }
     // The directories are those of the modules in this tree.
@@ -203,11 +213,11 @@ fn a_go_vulnerability_fails_the_check_unless_it_is_accepted_or_not_compiled_in()
         finding("GO-2025-12", None),
     ];
     let output = deny(&CHECKS, "", &harmless);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", printed(&output));
     let output =
         deny(&CHECKS, "", &[finding("GO-2025-1", package), finding("GO-2025-12", package)]);
-    assert!(!output.status.success(), "{}", said(&output));
+    assert!(!output.status.success(), "{}", printed(&output));
     let line = "vuln/GO-2025-12 in example.com/a v1.0.0, corrected in v1.0.1";
-    assert!(said(&output).contains(line), "{}", said(&output));
-    assert!(!said(&output).contains("vuln/GO-2025-1 "), "{}", said(&output));
+    assert!(printed(&output).contains(line), "{}", printed(&output));
+    assert!(!printed(&output).contains("vuln/GO-2025-1 "), "{}", printed(&output));
 }

@@ -5,26 +5,30 @@ use std::process::Command;
 
 use crate::{must, repository};
 
-/// The build in the container, but for the minutes of compiling: what the `Dockerfile` copies
-/// suffices for cargo and for scripts/compile, which knows the platform and looks for its compiler.
+/// Runs the build of the container without compiling, which would take minutes: cargo and
+/// scripts/compile find all files among those that the `Dockerfile` copies. scripts/compile looks
+/// for the compiler of the platform.
 #[test]
 fn the_dockerfile_copies_what_cargo_and_scripts_compile_read() {
     let dockerfile = fs::read_to_string(repository().join("Dockerfile")).unwrap();
     assert!(dockerfile.contains("FROM --platform=$BUILDPLATFORM "), "the compiler is emulated");
     assert!(dockerfile.contains(" scripts/compile \"$TARGETPLATFORM\" "), "{dockerfile}");
-    let admitted = fs::read_to_string(repository().join(".dockerignore")).unwrap();
+    let dockerignore = fs::read_to_string(repository().join(".dockerignore")).unwrap();
     let build = dockerfile.split("\nFROM ").nth(1).unwrap();
     let tree = tempfile::tempdir().unwrap();
     for line in build.lines().filter_map(|line| line.strip_prefix("COPY ")) {
-        let mut words: Vec<_> = line.split(' ').collect();
-        let to = tree.path().join(words.pop().unwrap().trim_start_matches('/'));
-        for word in &words {
-            let root = word.split('/').next().unwrap().replace("Cargo.toml", "Cargo.*");
-            let admits = format!("!{}", root.replace("Cargo.lock", "Cargo.*"));
-            assert!(admitted.lines().any(|line| line == admits), ".dockerignore: no {admits}");
+        // The last word is the target.
+        let mut sources: Vec<_> = line.split(' ').collect();
+        let target = tree.path().join(sources.pop().unwrap().trim_start_matches('/'));
+        for source in &sources {
+            let root = source.split('/').next().unwrap().replace("Cargo.toml", "Cargo.*");
+            let exception = format!("!{}", root.replace("Cargo.lock", "Cargo.*"));
+            let has_exception = dockerignore.lines().any(|line| line == exception);
+            assert!(has_exception, ".dockerignore: no {exception}");
         }
-        fs::create_dir_all(if words.len() > 1 { &to } else { to.parent().unwrap() }).unwrap();
-        must(Command::new("cp").arg("-r").args(words).arg(to).current_dir(repository()));
+        let directory = if sources.len() > 1 { &target } else { target.parent().unwrap() };
+        fs::create_dir_all(directory).unwrap();
+        must(Command::new("cp").arg("-r").args(sources).arg(target).current_dir(repository()));
     }
     for licence in ["LICENSE", "THIRD-PARTY-NOTICES.txt"] {
         assert!(tree.path().join("root-fs/linkerd").join(licence).exists(), "no {licence}");

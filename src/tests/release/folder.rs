@@ -1,5 +1,6 @@
-//! The files of a release, and that they agree with each other. The programs in an image: that of
-//! `LINKERD2_CNI_IMAGE`, as `scripts/test` makes it without a release, or those of the folder.
+//! Checks the files of a release, and that they agree with each other. Also checks the programs in
+//! an image: in that of `LINKERD2_CNI_IMAGE`, as `scripts/test` makes it without a release, or else
+//! in those of the folder.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,13 +32,13 @@ fn sha256(path: &Path) -> String {
     must(Command::new("sha256sum").arg(path)).split(' ').next().unwrap().into()
 }
 
-fn unpacked(archive: &Path) -> TempDir {
+fn unpack(archive: &Path) -> TempDir {
     let directory = TempDir::new().unwrap();
     must(Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(directory.path()));
     directory
 }
 
-/// The file of a descriptor in an OCI layout.
+/// Returns the file of a descriptor in an OCI layout. Checks its digest and its size.
 fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
     let digest = descriptor["digest"].as_str().unwrap();
     let path = layout.join("blobs").join(digest.replace(':', "/"));
@@ -46,7 +47,7 @@ fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
     path
 }
 
-/// The file of a name for an architecture.
+/// Returns the published file with this name for an architecture.
 fn file(name: &str, architecture: &str) -> PathBuf {
     release().join(format!("{name}-v{VERSION}-linux-{architecture}"))
 }
@@ -55,9 +56,10 @@ fn archive(architecture: &str) -> PathBuf {
     file("cni-plugin", &format!("{architecture}.tar"))
 }
 
-/// The OCI layout with the image index, and its descriptor.
-fn index() -> (TempDir, Value) {
-    let layout = unpacked(&release().join(format!("cni-plugin-v{VERSION}-oci.tar")));
+/// Unpacks the image of both architectures. Returns the OCI layout, and the descriptor of the image
+/// index.
+fn unpack_index() -> (TempDir, Value) {
+    let layout = unpack(&release().join(format!("cni-plugin-v{VERSION}-oci.tar")));
     let descriptor = json(layout.path().join("index.json"))["manifests"][0].clone();
     (layout, descriptor)
 }
@@ -66,7 +68,7 @@ const IMAGE: &str = "cr.l5d.io/linkerd/cni-plugin:vVERSION";
 
 /// The digest of the image index, as a registry computes it.
 fn image_digest() -> String {
-    let (layout, descriptor) = index();
+    let (layout, descriptor) = unpack_index();
     format!("sha256:{}", sha256(&blob(layout.path(), &descriptor)))
 }
 
@@ -82,16 +84,16 @@ fn checksums_name_every_file() {
 
 #[test]
 fn the_image_index_has_the_images_of_both_architectures() {
-    let (joined, descriptor) = index();
-    let index = json(blob(joined.path(), &descriptor));
+    let (layout, descriptor) = unpack_index();
+    let index = json(blob(layout.path(), &descriptor));
     let manifests = index["manifests"].as_array().unwrap();
     assert_eq!(manifests.len(), ARCHITECTURES.len());
     for (descriptor, architecture) in manifests.iter().zip(ARCHITECTURES) {
         assert_eq!(descriptor["platform"]["architecture"], architecture);
-        let manifest = json(blob(joined.path(), descriptor));
-        let config = json(blob(joined.path(), &manifest["config"]));
+        let manifest = json(blob(layout.path(), descriptor));
+        let config = json(blob(layout.path(), &manifest["config"]));
         assert_eq!(config["architecture"], architecture);
-        let layer = unpacked(&blob(joined.path(), &manifest["layers"][0]));
+        let layer = unpack(&blob(layout.path(), &manifest["layers"][0]));
         for (program, directory) in IN_IMAGE {
             let published = file(program, architecture);
             assert_eq!(sha256(&layer.path().join(directory).join(program)), sha256(&published));
@@ -102,13 +104,13 @@ fn the_image_index_has_the_images_of_both_architectures() {
             assert_eq!(in_image, sha256(&release().join(licence)));
         }
         // docker and containerd load the same image.
-        let alone = unpacked(&archive(architecture));
-        let alone = json(alone.path().join("index.json"));
-        assert_eq!(alone["manifests"][0]["digest"], descriptor["digest"]);
+        let single_layout = unpack(&archive(architecture));
+        let single_index = json(single_layout.path().join("index.json"));
+        assert_eq!(single_index["manifests"][0]["digest"], descriptor["digest"]);
     }
 }
 
-/// The machine and the kinds of segments of a program.
+/// Returns readelf's lines about the machine and the segments of a program.
 fn headers(program: &Path) -> String {
     let mut readelf = Command::new("readelf");
     readelf.args(["--wide", "--file-header", "--program-headers"]).arg(program).env("LC_ALL", "C");
@@ -128,6 +130,17 @@ fn programs_are_static_executables_for_their_architecture() {
     }
 }
 
+/// Returns the components of an SBOM as `NAME@VERSION`. `version` is the key of the version.
+fn names_with_versions(components: &Value, version: &str) -> BTreeSet<String> {
+    let components = components.as_array().unwrap().iter();
+    components
+        .map(|component| {
+            let name = component["name"].as_str().unwrap();
+            format!("{name}@{}", component[version].as_str().unwrap_or("null"))
+        })
+        .collect()
+}
+
 #[test]
 fn sboms_have_every_crate_that_is_compiled_in() {
     for architecture in ARCHITECTURES {
@@ -143,17 +156,11 @@ fn sboms_have_every_crate_that_is_compiled_in() {
             .lines()
             .map(|line| line.split(' ').take(2).collect::<Vec<_>>().join("@").replace("@v", "@"))
             .collect();
-        let [cyclonedx, spdx] = ["cdx", "spdx"]
-            .map(|format| json(file("linkerd2-cni", &format!("{architecture}.{format}.json"))));
-        let listed = |list: &Value, version: &str| -> BTreeSet<String> {
-            let entries = list.as_array().unwrap().iter();
-            entries
-                .map(|entry| format!("{}@{}", entry["name"], entry[version]).replace('"', ""))
-                .collect()
-        };
-        let components = listed(&cyclonedx["components"], "version");
+        let cyclonedx = json(file("linkerd2-cni", &format!("{architecture}.cdx.json")));
+        let spdx = json(file("linkerd2-cni", &format!("{architecture}.spdx.json")));
+        let components = names_with_versions(&cyclonedx["components"], "version");
         assert_eq!(crates.difference(&components).next(), None);
-        assert_eq!(listed(&spdx["packages"], "versionInfo"), components);
+        assert_eq!(names_with_versions(&spdx["packages"], "versionInfo"), components);
         // Besides crates: Rust's standard library, glibc, libgcc, two archives and the programs.
         assert_eq!(components.len(), crates.len() + 3 + 2 + PROGRAMS.len(), "{components:?}");
         for program in PROGRAMS {
@@ -186,8 +193,8 @@ fn the_provenance_names_commit_files_compilers_and_libraries() {
     assert_eq!(subjects, names(&release()));
     assert!(has_image);
     let sources = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
-    let named = |source: &Value| source["name"].as_str().map(str::to_owned);
-    let names: BTreeSet<_> = sources.as_array().unwrap().iter().filter_map(named).collect();
+    let sources_list = sources.as_array().unwrap().iter();
+    let names: BTreeSet<_> = sources_list.filter_map(|source| source["name"].as_str()).collect();
     for name in ["rustc", "cargo", "helm", "gcc-12", "binutils", "libc6-dev", "spdx-tools"] {
         assert!(names.contains(name), "{name}: {names:?}");
     }
@@ -195,11 +202,11 @@ fn the_provenance_names_commit_files_compilers_and_libraries() {
     let commit = sources[0]["digest"]["gitCommit"].as_str().unwrap();
     let git =
         |args: &[&str]| Command::new("git").current_dir(repository()).args(args).output().unwrap();
-    // A commit of this branch, or with the uncommitted changes the child of one.
-    let released = [commit.to_owned(), format!("{commit}^")];
-    let mut of_branch = released.iter();
+    // With uncommitted changes, the release is built from a child of a commit of this branch.
+    let is_on_branch =
+        |revision: &str| git(&["merge-base", "--is-ancestor", revision, "HEAD"]).status.success();
     assert!(
-        of_branch.any(|name| git(&["merge-base", "--is-ancestor", name, "HEAD"]).status.success()),
+        is_on_branch(commit) || is_on_branch(&format!("{commit}^")),
         "{commit} is no commit of this branch"
     );
     let lock = git(&["show", &format!("{commit}:Cargo.lock")]);
@@ -212,38 +219,39 @@ fn the_provenance_names_commit_files_compilers_and_libraries() {
 fn index_chart_manifest_and_digest_file_name_the_same_chart_and_image() {
     let charts: Vec<_> =
         names(&release()).into_iter().filter(|name| name.ends_with(".tgz")).collect();
-    let [chart] = &charts[..] else { panic!("{charts:?}") };
+    assert_eq!(charts.len(), 1, "{charts:?}");
+    let chart = &charts[0];
     let index = fs::read_to_string(release().join("index.yaml")).unwrap();
     let index: Value = serde_saphyr::from_str(&index).unwrap();
     let entry = &index["entries"]["linkerd2-cni"][0];
     assert_eq!(entry["urls"][0], **chart);
     assert_eq!(entry["digest"], sha256(&release().join(chart)));
     assert_eq!(entry["appVersion"], format!("v{VERSION}"));
-    // All name the image by the digest that the registry will have.
+    // The files name the image by the digest that the registry will have.
     let pinned = format!("{}@{}", IMAGE.replace("VERSION", VERSION), image_digest());
     let file = release().join(format!("cni-plugin-v{VERSION}.digest"));
     assert_eq!(fs::read_to_string(file).unwrap(), format!("{pinned}\n"));
     let manifest = fs::read_to_string(release().join("install-cni.yaml")).unwrap();
     let images: Vec<_> = manifest.lines().filter_map(|line| line.split_once("image: ")).collect();
     assert!(!images.is_empty() && images.iter().all(|(_, image)| *image == pinned), "{images:?}");
-    let templates = |more: &[&str]| {
+    let render = |options: &[&str]| {
         let mut helm = Command::new("helm");
-        helm.arg("template").arg("linkerd-cni").arg(release().join(chart)).args(more);
+        helm.arg("template").arg("linkerd-cni").arg(release().join(chart)).args(options);
         must(&mut helm)
     };
-    assert!(templates(&[]).contains(&format!("image: {pinned}\n")));
-    // An image with another name or tag has another digest, that of a mirror has the same.
+    assert!(render(&[]).contains(&format!("image: {pinned}\n")));
+    // An image with another name or tag has another digest. The image of a mirror has the same one.
     for value in ["image.name=a.b/c", "image.version=v3.0.0"] {
-        let text = templates(&["--set", value]);
+        let text = render(&["--set", value]);
         assert!(!text.contains(&image_digest()), "{value}");
     }
     let mirror = pinned.replace("cr.l5d.io/", "registry.example.com/");
     assert!(
-        templates(&["--set", "global.imageRegistry=registry.example.com"])
+        render(&["--set", "global.imageRegistry=registry.example.com"])
             .contains(&format!("image: {mirror}\n"))
     );
-    let archive = templates(&["--set", &format!("image.version=v{VERSION}")]);
-    assert!(archive.contains(&format!("image: {}\n", IMAGE.replace("VERSION", VERSION))));
+    let with_version = render(&["--set", &format!("image.version=v{VERSION}")]);
+    assert!(with_version.contains(&format!("image: {}\n", IMAGE.replace("VERSION", VERSION))));
 }
 
 #[test]
@@ -277,25 +285,29 @@ fn images() -> Vec<PathBuf> {
     }
 }
 
-/// What glibc's resolver has in a static program. It loads modules of the host, which belong to
-/// another libc.
+/// Texts of glibc's resolver in a static program. The resolver loads modules of the host, which
+/// belong to another libc.
 const RESOLVER: [&str; 4] = ["getaddrinfo", "libnss_%s.so", "/etc/nsswitch.conf", "gethostbyname"];
 
 #[test]
 fn the_plugin_has_no_resolver_that_loads_modules_of_the_host() {
     for image in images() {
-        let layout = unpacked(&image);
+        let layout = unpack(&image);
         let index = json(layout.path().join("index.json"));
         let manifest = json(blob(layout.path(), &index["manifests"][0]));
-        let layer = unpacked(&blob(layout.path(), &manifest["layers"][0]));
-        let resolver_of = |program: &str| {
-            let bytes = fs::read(layer.path().join(program)).unwrap();
-            let has = |text: &&str| bytes.windows(text.len()).any(|part| part == text.as_bytes());
-            RESOLVER.into_iter().filter(has).collect::<Vec<_>>()
-        };
+        let layer = unpack(&blob(layout.path(), &manifest["layers"][0]));
         // The agent resolves names, so the texts can be found.
-        assert!(!resolver_of("usr/bin/linkerd2-cni-install").is_empty(), "{}", image.display());
-        let found = resolver_of("opt/cni/bin/linkerd-cni");
-        assert!(found.is_empty(), "{}: the plugin has {found:?}", image.display());
+        let in_agent = resolver_texts(&layer.path().join("usr/bin/linkerd2-cni-install"));
+        assert!(!in_agent.is_empty(), "{}", image.display());
+        let in_plugin = resolver_texts(&layer.path().join("opt/cni/bin/linkerd-cni"));
+        assert!(in_plugin.is_empty(), "{}: the plugin has {in_plugin:?}", image.display());
     }
+}
+
+/// Returns the texts of [`RESOLVER`] that the program contains.
+fn resolver_texts(program: &Path) -> Vec<&'static str> {
+    let bytes = fs::read(program).unwrap();
+    let mut texts = RESOLVER.to_vec();
+    texts.retain(|text| bytes.windows(text.len()).any(|part| part == text.as_bytes()));
+    texts
 }

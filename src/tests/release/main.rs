@@ -1,8 +1,8 @@
 //! `scripts/release`: what it refuses, and the folder that it writes.
 //!
-//! Tests of the folder need one in `LINKERD2_CNI_RELEASE`, as `scripts/test` makes it with
-//! `scripts/release.d/reproduce`. Without it they fail. Tests of the image take the one in
-//! `LINKERD2_CNI_IMAGE` instead.
+//! The tests of the folder fail unless `LINKERD2_CNI_RELEASE` names a release folder, as
+//! `scripts/test` makes it with `scripts/release.d/reproduce`. The tests of the image use the image
+//! that `LINKERD2_CNI_IMAGE` names, if it is set.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
@@ -24,7 +24,7 @@ use testkit::{release, repository};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Returns everything that a program printed.
-fn said(output: &Output) -> String {
+/// Returns stdout and stderr of a program.
+fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
 }

@@ -122,27 +122,29 @@ fn workflows_run_every_test_and_check_the_dependencies_each_day() {
 /// A disabled step would still satisfy a test that looks for its commands.
 #[test]
 fn no_job_or_step_of_a_workflow_can_be_skipped_or_fail_in_a_green_run() {
-    let keys = ["if", "continue-on-error"];
-    let mut found = Vec::new();
+    let mut skippable = Vec::new();
     for path in workflows() {
         let name = path.file_stem().unwrap().to_str().unwrap();
         let workflow = workflow(name);
         for (job, settings) in workflow["jobs"].as_object().unwrap() {
-            let mut note = |step: &str, object: &Value| {
-                for key in keys {
-                    if let Some(value) = object.get(key) {
-                        found.push(format!("{name} {job}{step}: {key}: {value}"));
-                    }
-                }
-            };
-            note("", settings);
+            for key in present_keys(settings) {
+                skippable.push(format!("{name} {job}: {key}"));
+            }
             for (index, step) in settings["steps"].as_array().unwrap().iter().enumerate() {
-                let number = format!(" {index}");
-                note(&format!(" {}", step["name"].as_str().unwrap_or(&number).trim()), step);
+                for key in present_keys(step) {
+                    skippable.push(format!("{name} {job}, step {index}: {key}"));
+                }
             }
         }
     }
-    assert!(found.is_empty(), "{found:?}");
+    assert!(skippable.is_empty(), "{skippable:?}");
+}
+
+/// Returns the keys of a job or step with which it may be skipped, or may fail in a green run.
+fn present_keys(object: &Value) -> Vec<&'static str> {
+    let mut keys = vec!["if", "continue-on-error"];
+    keys.retain(|key| object.get(key).is_some());
+    keys
 }
 
 #[test]
@@ -161,7 +163,8 @@ fn the_release_workflow_publishes_what_was_built_after_tests_and_approval() {
     assert_eq!(script["env"]["CHECKSUM"], "${{ needs.build.outputs.checksum }}");
     assert_eq!(script["env"]["REBUILD_CHECKSUM"], "${{ needs.rebuild.outputs.checksum }}");
     // The rebuild gets nothing that the build made.
-    let [build, rebuild] = ["build", "rebuild"].map(|job| &workflow["jobs"][job]);
+    let build = &workflow["jobs"]["build"];
+    let rebuild = &workflow["jobs"]["rebuild"];
     assert!(rebuild.get("needs").is_none() && !rebuild.to_string().contains("artifact"));
     assert_eq!(rebuild["container"], build["container"]);
     // Only GitHub's registry gets GitHub's token.
@@ -171,15 +174,15 @@ fn the_release_workflow_publishes_what_was_built_after_tests_and_approval() {
     assert!(publish.to_string().matches("github.token").count() == 2, "{publish}");
     // A failure on the left of a pipe fails the step.
     assert_eq!(workflow["defaults"]["run"]["shell"], "bash");
-    // GitHub keeps one running and one pending run of a concurrency group: with one group for all
-    // tags, a third tag would cancel the second.
+    // GitHub keeps one running and one pending run of a concurrency group. With one group for all
+    // tags, a third tag would cancel the second one.
     // https://docs.github.com/en/actions/using-jobs/using-concurrency
     assert_eq!(workflow["concurrency"], "release-${{ github.ref }}");
 
     // The job that makes the release compiles and runs only what is part of the release.
-    let [refuse, is_published, ..] = &commands(&workflow, "build")[1..] else { panic!() };
-    assert_eq!(*refuse, "git merge-base --is-ancestor HEAD origin/main");
-    assert!(is_published.starts_with("scripts/release.d/check "), "{is_published}");
+    let build_commands = commands(&workflow, "build");
+    assert_eq!(build_commands[1], "git merge-base --is-ancestor HEAD origin/main");
+    assert!(build_commands[2].starts_with("scripts/release.d/check "), "{build_commands:?}");
     assert!(
         !build.to_string().contains("scripts/checks/deny")
             && build["container"]["options"].is_null()
@@ -208,7 +211,7 @@ fn the_release_workflow_outputs_the_checksum_that_publish_compares() {
         fs::create_dir_all(directory.path().join("dist/2.0.0")).unwrap();
         fs::write(directory.path().join("dist/2.0.0/SHA256SUMS"), "a").unwrap();
         let output = run_step(step["run"].as_str().unwrap(), directory.path(), directory.path());
-        assert!(output.status.success(), "{}", crate::said(&output));
+        assert!(output.status.success(), "{}", crate::printed(&output));
         let sum = "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb";
         let written = fs::read_to_string(directory.path().join("output")).unwrap();
         assert_eq!(written, format!("checksum={sum}\n"), "{job}");
@@ -238,7 +241,10 @@ fn each_commit_that_is_pushed_to_main_is_tested() {
 fn the_workflow_hosted_fails_if_the_dockerfiles_programs_do_not_work() {
     let workflow = workflow("hosted");
     assert_eq!(commands(&workflow, "kind"), ["scripts/quickstart", "scripts/quickstart --down"]);
-    let [build, run] = commands(&workflow, "docker")[..] else { panic!() };
+    let docker_commands = commands(&workflow, "docker");
+    assert_eq!(docker_commands.len(), 2, "{docker_commands:?}");
+    let build = docker_commands[0];
+    let run = docker_commands[1];
     let directory = tempfile::tempdir().unwrap();
     let docker = include_str!("docker.sh");
     testkit::write_program(directory.path().join("docker"), docker);
@@ -247,15 +253,18 @@ fn the_workflow_hosted_fails_if_the_dockerfiles_programs_do_not_work() {
         let step = format!("export PROGRAMS={}\n{step}", programs.display());
         run_step(&step, repository(), directory.path())
     };
-    for step in [build, run] {
-        let step = step.replace("$RUNNER_TEMP", directory.path().to_str().unwrap());
-        let output = run_with(programs, &step);
-        assert!(output.status.success(), "{}", crate::said(&output));
-        assert_eq!(run_with(Path::new("/bin"), &step).status.success(), step == build);
+    for command in [build, run] {
+        let command = command.replace("$RUNNER_TEMP", directory.path().to_str().unwrap());
+        let output = run_with(programs, &command);
+        assert!(output.status.success(), "{}", crate::printed(&output));
+        // The directory `/bin` has none of the programs, which only the second command runs.
+        let without_programs = run_with(Path::new("/bin"), &command);
+        assert_eq!(without_programs.status.success(), command == build);
     }
 }
 
-/// `scripts/test` runs it with --release only, the workflow `release` before it makes the folder.
+/// The command that checks the dependencies. `scripts/test` runs it only with --release, and the
+/// workflow `release` before it makes the folder.
 const DENY: &str = "scripts/checks/deny licenses bans sources advisories";
 const SUPPORT: &str = "scripts/checks/support";
 
@@ -326,20 +335,16 @@ fn the_compatibility_page_has_exactly_the_committed_results() {
         serde_json::from_str(&read("docs/maintainers/compatibility.json")).unwrap();
     let page = read("docs/maintainers/compatibility.md");
     let header = page.lines().find(|line| line.contains(" `trixie-arm64` ")).unwrap();
-    let listed = |script: &str| {
-        let list = must(Command::new(repository().join(script)).arg("--list"));
-        let names = list.lines().map(|line| line.split_whitespace().next().unwrap().to_owned());
-        names.collect::<BTreeSet<_>>()
-    };
     for (script, results) in [
         ("scripts/matrix", &results["rows"]),
         ("scripts/maintainers/kernels", &results["kernels"]["rows"]),
     ] {
         let results = results.as_array().unwrap();
-        let named = |row: &Value| row["row"].as_str().unwrap().to_owned();
-        assert_eq!(results.iter().map(named).collect::<BTreeSet<_>>(), listed(script), "{script}");
+        let names = results.iter().map(|row| row["row"].as_str().unwrap().to_owned());
+        assert_eq!(names.collect::<BTreeSet<_>>(), listed_rows(script), "{script}");
         for row in results {
-            let (name, checks) = (named(row), row["checks"].as_array().unwrap());
+            let name = row["row"].as_str().unwrap();
+            let checks = row["checks"].as_array().unwrap();
             assert!(checks.iter().all(|check| check["passed"] == true), "{name}");
             if let Some(kernel) = row["kernel"].as_str() {
                 assert!(checks.len() >= 11, "{name}");
@@ -354,4 +359,10 @@ fn the_compatibility_page_has_exactly_the_committed_results() {
     }
     let rows = page.lines().filter(|line| line.starts_with("| `")).count();
     assert_eq!(rows, results["rows"].as_array().unwrap().len(), "rows of the page");
+}
+
+/// Returns the rows that a script lists.
+fn listed_rows(script: &str) -> BTreeSet<String> {
+    let list = must(Command::new(repository().join(script)).arg("--list"));
+    list.lines().map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
 }

@@ -1,5 +1,5 @@
 //! `scripts/release.d/publish`, as the workflow `release` runs it, with a `gh` that answers from
-//! files. Attacks meet programs that only say what they would do.
+//! files. In the tests of attacks, the other programs only print what they would do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{VERSION, must, repository, said};
+use crate::{VERSION, must, printed, repository};
 
 const COMMIT: &str = "1111111111111111111111111111111111111111";
 const SIGNER: &str = "release@example.com";
@@ -17,7 +17,7 @@ const GH: &str = include_str!("publish/gh");
 /// `skopeo`, `helm` and `cosign` of the attacks: no registry has anything, and nothing is pushed.
 const PUSHES: &str = include_str!("publish/registry");
 
-/// What the script gets from GitHub and the workflow.
+/// The script's input: files, variables, and the answers of GitHub.
 pub struct Publication {
     work: TempDir,
     variables: Vec<(&'static str, String)>,
@@ -62,7 +62,7 @@ impl Publication {
         publication
     }
 
-    /// With a folder of a few small files, and without a registry.
+    /// Creates a publication with a folder of a few small files, and without a registry.
     fn small() -> Publication {
         let folder = TempDir::new().unwrap();
         for (name, text) in [
@@ -92,9 +92,9 @@ impl Publication {
 
     /// Sets GitHub's answer to a request about the repository.
     fn answer(&self, request: &str, answer: &Value) {
-        let is_kept = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.';
-        let name = format!("repos/linkerd/linkerd2-cni/{request}");
-        let name = name.replace(|c: char| !is_kept(c), "_");
+        let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.';
+        let path = format!("repos/linkerd/linkerd2-cni/{request}");
+        let name = path.replace(|c: char| !is_allowed(c), "_");
         fs::write(self.path("state").join(name), answer.to_string()).unwrap();
     }
 
@@ -116,15 +116,16 @@ impl Publication {
         self.command(script).arg(self.path("folder")).output().unwrap()
     }
 
+    /// Runs the script. Fails unless it refuses for this reason, and pushes nothing.
     pub fn must_refuse(&self, reason: &str) {
         let output = self.run();
         assert!(!output.status.success(), "not refused: {reason}");
-        let said = said(&output);
-        assert!(said.contains(reason) && !said.contains("would push"), "{reason}: {said}");
+        let text = printed(&output);
+        assert!(text.contains(reason) && !text.contains("would push"), "{reason}: {text}");
     }
 
     fn would_push(&self) -> bool {
-        said(&self.run()).contains("would push")
+        printed(&self.run()).contains("would push")
     }
 }
 

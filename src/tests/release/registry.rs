@@ -13,7 +13,7 @@ use testkit::until::until_within;
 
 use crate::folder::names;
 use crate::publish::Publication;
-use crate::{VERSION, must, release, repository, said};
+use crate::{VERSION, must, printed, release, repository};
 
 /// Debian's docker-registry with TLS. Dropping the value ends it.
 struct Registry {
@@ -35,8 +35,9 @@ impl Registry {
         Registry { work, port, child: None }
     }
 
-    /// Starts or restarts the registry. If `public`, clients can pull and push without a login.
-    fn start(&mut self, public: bool) {
+    /// Starts or restarts the registry. Clients of a public registry can pull and push without a
+    /// login.
+    fn start(&mut self, is_public: bool) {
         self.child = None;
         let path = |name: &str| self.work.path().join(name).display().to_string();
         let mut config = json!({
@@ -47,7 +48,7 @@ impl Registry {
                 "tls": {"certificate": path("cert.pem"), "key": path("key.pem")},
             },
         });
-        if !public {
+        if !is_public {
             config["auth"] = json!({"htpasswd": {"realm": "test", "path": path("htpasswd")}});
         }
         fs::write(path("config.yml"), config.to_string()).unwrap();
@@ -95,7 +96,7 @@ fn a_release_is_published_despite_failures_and_verified_as_documented() {
     let chart_name = format!("charts/linkerd2-cni:{}", chart_version());
     let manifest = inspect(&chart_name);
     let output = publication.run();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", printed(&output));
     assert!(inspect(&chart_name) == manifest, "the chart was pushed again");
     publication.must_refuse("has a GitHub release already");
 
@@ -104,7 +105,7 @@ fn a_release_is_published_despite_failures_and_verified_as_documented() {
     published.retain(|name| !name.ends_with(".sigstore.json"));
     assert_eq!(published, names(&release()));
     let verified = verify(&publication, &prefix, "cosign.pub");
-    assert!(verified.status.success(), "{}", said(&verified));
+    assert!(verified.status.success(), "{}", printed(&verified));
 
     // The verification fails with another key, and for other bytes.
     let mut generate = publication.command("cosign");

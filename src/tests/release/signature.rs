@@ -7,9 +7,9 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use crate::{must, release, repository, said};
+use crate::{must, printed, release, repository};
 
-/// A copy of the release, a gpg key and an ECDSA key.
+/// A signed copy of the release, with a gpg key and an ECDSA key.
 struct Signed {
     work: TempDir,
 }
@@ -27,8 +27,8 @@ impl Signed {
             &mut signed
                 .gpg(&format!("--passphrase= --quick-generate-key {KEY} rsa2048 sign never")),
         );
-        let key = [signed.path("key.pem"), signed.path("key.pub")];
-        let [private, public] = key.each_ref().map(|path| path.to_str().unwrap());
+        let private = signed.path("key.pem").display().to_string();
+        let public = signed.path("key.pub").display().to_string();
         for command in [
             format!("ecparam -genkey -name prime256v1 -noout -out {private}"),
             format!("ec -pubout -in {private} -out {public}"),
@@ -78,10 +78,12 @@ impl Signed {
         helm.output().unwrap()
     }
 
+    /// Verifies SHA256SUMS with the gpg key, and with the ECDSA key.
     fn verify_checksums(&self) -> [Output; 2] {
         let signature = self.path("signature");
-        let base64 = Command::new("base64").arg("-d").arg(self.file("SHA256SUMS.sig")).output();
-        fs::write(&signature, base64.unwrap().stdout).unwrap();
+        let mut base64 = Command::new("base64");
+        base64.arg("-d").arg(self.file("SHA256SUMS.sig"));
+        fs::write(&signature, base64.output().unwrap().stdout).unwrap();
         let mut gpg = self.gpg("--verify");
         let mut openssl = Command::new("openssl");
         openssl.args(["dgst", "-sha256", "-verify"]).arg(self.path("key.pub"));
@@ -113,21 +115,21 @@ fn signatures_are_valid_until_a_byte_changes() {
     let fingerprint = keys.lines().find_map(|line| line.strip_prefix("fpr:::::::::")).unwrap();
     must(&mut signed.sign_with(fingerprint.trim_end_matches(':')));
     let output = signed.verify_chart();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", printed(&output));
     for output in signed.verify_checksums() {
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", printed(&output));
     }
 
     damage(&signed.chart());
     assert!(!signed.verify_chart().status.success());
     damage(&signed.file("SHA256SUMS"));
     for output in signed.verify_checksums() {
-        assert!(!output.status.success(), "{}", said(&output));
+        assert!(!output.status.success(), "{}", printed(&output));
     }
     // A folder that was changed is not signed again.
     let output = signed.sign_with(KEY).output().unwrap();
     assert!(!output.status.success());
-    assert!(said(&output).contains("differs from its SHA256SUMS"), "{}", said(&output));
+    assert!(printed(&output).contains("differs from its SHA256SUMS"), "{}", printed(&output));
 }
 
 #[test]
@@ -141,6 +143,6 @@ fn a_wrong_passphrase_is_not_reported_as_a_missing_key() {
     let output =
         signed.sign_with(locked).env("PASSPHRASE_FILE", signed.path("wrong")).output().unwrap();
     assert!(!output.status.success());
-    assert!(said(&output).contains("PASSPHRASE_FILE names the file"), "{}", said(&output));
-    assert!(!said(&output).contains("no secret key"), "{}", said(&output));
+    assert!(printed(&output).contains("PASSPHRASE_FILE names the file"), "{}", printed(&output));
+    assert!(!printed(&output).contains("no secret key"), "{}", printed(&output));
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use tempfile::TempDir;
 use testkit::table;
 
-use crate::{must, repository, said};
+use crate::{must, printed, repository};
 
 const CHANGELOG: &str = "# Changelog\n\n## [Unreleased]\n\n## [2.1.0] - 2026-12-24\n\n- A change.\n\n## [2.0.0] - 2026-12-01\n\n- First.\n";
 const CHART: &str = "charts/linkerd2-cni/Chart.yaml";
@@ -17,7 +17,7 @@ const CHART: &str = "charts/linkerd2-cni/Chart.yaml";
 pub struct Checkout(TempDir);
 
 impl Checkout {
-    /// An empty repository with these scripts.
+    /// Creates a repository with copies of these scripts, and without commits.
     pub fn with(scripts: &[&str]) -> Checkout {
         let checkout = Checkout(TempDir::new().unwrap());
         for name in scripts {
@@ -57,9 +57,9 @@ impl AsRef<Path> for Checkout {
     }
 }
 
-/// A committed repository with the files that the check reads, at version 2.1.0 after the tag
-/// v2.0.0.
-fn tree() -> Checkout {
+/// Creates a committed repository with the files that the check reads. It has version 2.1.0, and
+/// the tag v2.0.0 on an earlier commit.
+fn create_tree() -> Checkout {
     let scripts = ["scripts/common", "scripts/release.d/check", "scripts/release.d/reproduce"];
     let tree = Checkout::with(&scripts);
     tree.write("CHANGELOG.md", "# Changelog\n\n## [2.0.0] - 2026-12-01\n\n- First.\n");
@@ -77,22 +77,24 @@ fn set_versions(tree: &Checkout, version: &str, chart: &str) {
     tree.write(CHART, &format!("version: {chart}\nappVersion: \"v{version}\"\n"));
 }
 
-/// Returns what the check says if it refuses.
+/// Runs the check. Returns what it prints if it refuses.
 fn refusal(tree: &Checkout, args: &[&str]) -> Option<String> {
     let check = tree.path("scripts/release.d/check");
     let output = Command::new(check).args(args).output().unwrap();
-    (!output.status.success()).then(|| said(&output))
+    if output.status.success() { None } else { Some(printed(&output)) }
 }
 
+/// Runs the check. Fails unless it refuses for this reason.
 fn must_refuse(tree: &Checkout, args: &[&str], reason: &str) {
-    let refusal =
-        refusal(tree, args).unwrap_or_else(|| panic!("{args:?} is not refused: {reason}"));
+    let Some(refusal) = refusal(tree, args) else {
+        panic!("{args:?} is not refused: {reason}");
+    };
     assert!(refusal.contains(reason), "{reason}: {refusal}");
 }
 
 #[test]
 fn a_version_is_released_if_it_is_new_and_in_the_changelog() {
-    let tree = tree();
+    let tree = create_tree();
     assert_eq!(refusal(&tree, &["2.1.0"]), None);
     // CI releases a commit that has the tag already.
     tree.git(&["tag", "v2.1.0"]);
@@ -114,7 +116,7 @@ fn a_version_is_released_if_it_is_new_and_in_the_changelog() {
 
 #[test]
 fn this_tree_has_one_version_which_is_in_the_changelog() {
-    let tree = tree();
+    let tree = create_tree();
     tree.git(&["tag", "--delete", "v2.0.0"]);
     for file in ["CHANGELOG.md", "Cargo.toml", CHART] {
         fs::copy(repository().join(file), tree.path(file)).unwrap();
@@ -125,7 +127,7 @@ fn this_tree_has_one_version_which_is_in_the_changelog() {
 
 #[test]
 fn uncommitted_changes_are_not_released() {
-    let tree = tree();
+    let tree = create_tree();
     tree.write("new", "");
     must_refuse(&tree, &["2.1.0"], "?? new");
     tree.commit();
@@ -169,7 +171,7 @@ struct VersionRow {
 
 #[test]
 fn a_version_is_refused_with_the_reason() {
-    let tree = tree();
+    let tree = create_tree();
     for (_name, row) in table::rows_of::<FileRow>(REFUSED, "files") {
         if let Some(file) = &row.file {
             tree.write(&file.name, &file.text);
@@ -200,7 +202,7 @@ fn a_version_is_refused_with_the_reason() {
 
 #[test]
 fn uncommitted_files_are_built_from_a_temporary_child_commit() {
-    let tree = tree();
+    let tree = create_tree();
     let head = tree.git(&["rev-parse", "HEAD"]);
     let commit = || {
         let mut script = Command::new(tree.path("scripts/release.d/reproduce"));
@@ -227,7 +229,7 @@ struct UnpublishedText {
 
 #[test]
 fn a_version_whose_texts_say_unpublished_is_not_published() {
-    let tree = tree();
+    let tree = create_tree();
     let publish = ["2.1.0", "--publish"];
     let digest = "a".repeat(64);
     tree.write(".github/workflows/release.yml", &format!("image: rust:1@sha256:{digest}\n"));
