@@ -117,6 +117,7 @@ impl Agent {
         self.wrote = false;
     }
 
+    /// Adds operations that run before those that are already in the queue.
     fn then(
         &mut self,
         operations: impl IntoIterator<Item = Operation, IntoIter: DoubleEndedIterator>,
@@ -124,7 +125,7 @@ impl Agent {
         self.queue.extend(operations.into_iter().rev());
     }
 
-    /// Cuts off the rest of the step.
+    /// Removes the remaining operations of the step.
     fn abort_step(&mut self) {
         self.wrote = true;
         while let Some(operation) = self.queue.pop() {
@@ -134,7 +135,7 @@ impl Agent {
         }
     }
 
-    /// Cuts off the rest of the step, and undoes what it wrote.
+    /// Removes the remaining operations of the step, and undoes its writes.
     fn abort_removal(&mut self, undo: Option<Undo>) {
         self.abort_step();
         if let Some(Undo { name, text, .. }) = undo {
@@ -164,7 +165,7 @@ pub fn begin_pass(world: &mut World, id: Id, bug: Bug) {
     agent.then(pass);
 }
 
-/// As `RecordSocket::newer_agent_runs`.
+/// Decides like `RecordSocket::newer_agent_runs`.
 pub fn newer_agent_runs(world: &World, id: Id) -> bool {
     world.node.socket.is_some_and(|other| other != id && world.agents[other].reads_socket())
 }

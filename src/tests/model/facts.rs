@@ -1,4 +1,4 @@
-//! What the product's parsers say about a text. Each text is parsed once.
+//! Facts about a text, from the product's parsers. Each text is parsed once.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,17 +11,17 @@ use linkerd2_cni::conflist::{Conflist, PLUGIN, plugin_types};
 use crate::node::saved_state;
 use crate::text::Text;
 
-/// Returns what `make` makes of `text`, once a thread.
-fn once<V: Clone>(
-    known: &RefCell<HashMap<Text, V>>,
+/// Returns the value of `text`. If the cache lacks it, calls `make` and keeps the value.
+fn get_or_make<V: Clone>(
+    cache: &RefCell<HashMap<Text, V>>,
     text: Text,
     make: impl FnOnce(Text) -> V,
 ) -> V {
-    known.borrow_mut().entry(text).or_insert_with(|| make(text)).clone()
+    cache.borrow_mut().entry(text).or_insert_with(|| make(text)).clone()
 }
 
 pub struct ConfigFacts {
-    /// How often it calls the plugin.
+    /// Number of the plugin entries.
     pub calls: usize,
     pub may_call: bool,
     /// The conflist without plugin entries.
@@ -36,26 +36,34 @@ thread_local! {
     static ORIGINALS: RefCell<HashMap<Text, Originals>> = RefCell::default();
 }
 
+/// Returns the facts about the text of a network config.
 pub fn config(text: Text) -> Rc<ConfigFacts> {
-    let make = |text: Text| {
-        let conflist = Conflist::parse_any(&text).ok();
-        Rc::new(ConfigFacts {
-            calls: plugin_types(&text).iter().filter(|name| *name == PLUGIN).count(),
-            may_call: may_call_plugin(&text),
-            bare: conflist.map(|conflist| Text::new(&conflist.without_entry())),
-        })
-    };
-    CONFIGS.with(|known| once(known, text, make))
+    CONFIGS.with(|cache| get_or_make(cache, text, |text| Rc::new(parse_config(text))))
 }
 
-pub fn originals(saved: Text) -> Originals {
-    let make = |saved| {
-        let originals = saved_state(Some(saved)).originals;
-        let texts = originals.iter().filter_map(|(name, original)| match &original.content {
-            OriginalContent::Text(text) => Some((Text::new(name), Text::new(text))),
-            OriginalContent::Link(_) => None,
-        });
-        Rc::new(texts.collect())
+fn parse_config(text: Text) -> ConfigFacts {
+    let bare = match Conflist::parse_any(&text) {
+        Ok(conflist) => Some(Text::new(&conflist.without_entry())),
+        Err(_) => None,
     };
-    ORIGINALS.with(|known| once(known, saved, make))
+    ConfigFacts {
+        calls: plugin_types(&text).iter().filter(|name| *name == PLUGIN).count(),
+        may_call: may_call_plugin(&text),
+        bare,
+    }
+}
+
+/// Returns the originals in the text of the saved state.
+pub fn originals(saved: Text) -> Originals {
+    ORIGINALS.with(|cache| get_or_make(cache, saved, |saved| Rc::new(parse_originals(saved))))
+}
+
+fn parse_originals(saved: Text) -> Vec<(Text, Text)> {
+    let mut originals = Vec::new();
+    for (name, original) in &saved_state(Some(saved)).originals {
+        if let OriginalContent::Text(text) = &original.content {
+            originals.push((Text::new(name), Text::new(text)));
+        }
+    }
+    originals
 }

@@ -22,39 +22,47 @@ pub struct Foreign {
     pub latest: Option<Text>,
 }
 
+/// Returns the text of the primary CNI's config: a conflist or a single plugin, by its name.
 fn content(name: &str, version: u8) -> Text {
     let plugin = format!(r#"{{"type":"bridge","name":"net","mtu":{version}}}"#);
-    Text::new(&match name == CONFLIST {
-        true => format!(r#"{{"cniVersion":"1.0.0","name":"net","plugins":[{plugin}]}}"#),
-        false => plugin,
-    })
+    if name == CONFLIST {
+        return Text::new(&format!(
+            r#"{{"cniVersion":"1.0.0","name":"net","plugins":[{plugin}]}}"#
+        ));
+    }
+    Text::new(&plugin)
 }
 
 impl Foreign {
-    /// The primary CNI with its config `name` on a node.
+    /// Creates the primary CNI, and a node with its config `name`.
     pub fn start(name: &str, writes: u8) -> (Foreign, Node) {
-        let (text, name) = (content(name, 0), Text::new(name));
+        let text = content(name, 0);
+        let name = Text::new(name);
         let mut node = Node::default();
         node.configs.insert(name, text);
         (Foreign { name, version: 0, writes_left: writes, latest: Some(text) }, node)
     }
 
-    pub fn actions(&self, node: &Node) -> impl Iterator<Item = ForeignAction> {
-        let can_rename = &*self.name != CONFLIST;
-        let can_remove = self.latest.is_some() && node.configs.contains_key(&self.name);
-        let actions = [
-            (true, ForeignAction::Rewrite),
-            (can_rename, ForeignAction::RenameToConflist),
-            (can_remove, ForeignAction::Remove),
-        ];
-        let can_write = self.writes_left > 0;
-        actions.into_iter().filter_map(move |(can, action)| (can && can_write).then_some(action))
+    /// Returns the actions that are possible now.
+    pub fn actions(&self, node: &Node) -> Vec<ForeignAction> {
+        if self.writes_left == 0 {
+            return Vec::new();
+        }
+        let mut actions = vec![ForeignAction::Rewrite];
+        if &*self.name != CONFLIST {
+            actions.push(ForeignAction::RenameToConflist);
+        }
+        if self.latest.is_some() && node.configs.contains_key(&self.name) {
+            actions.push(ForeignAction::Remove);
+        }
+        actions
     }
 }
 
 impl World {
     pub fn foreign_writes(&mut self, action: ForeignAction) {
-        let (foreign, configs) = (&mut self.foreign, &mut self.node.configs);
+        let foreign = &mut self.foreign;
+        let configs = &mut self.node.configs;
         foreign.writes_left -= 1;
         match action {
             ForeignAction::Remove => {

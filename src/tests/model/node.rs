@@ -66,16 +66,16 @@ impl Node {
 pub fn config_files<'c>(
     configs: impl IntoIterator<Item = (&'c Text, &'c Text)>,
 ) -> Vec<ConfigFile> {
-    let files = configs.into_iter().filter_map(|(name, text)| {
+    let mut files = Vec::new();
+    for (name, text) in configs {
+        let Some(kind) = ConfigKind::from_file_name(name) else {
+            continue;
+        };
         let content =
             Content { text: text.to_string(), access: FileAccess::own(0o600), link: None };
-        Some(ConfigFile {
-            name: name.to_string(),
-            kind: ConfigKind::from_file_name(name)?,
-            content: Ok(content),
-        })
-    });
-    files.collect()
+        files.push(ConfigFile { name: name.to_string(), kind, content: Ok(content) });
+    }
+    files
 }
 
 /// Parses the text of the saved state with the product's own types.

@@ -72,20 +72,23 @@ pub struct Undo {
 
 use Operation::{Check, Create, EndStep, Exchange, Remove, SaveOriginal, SaveStandalone, Write};
 
+/// Returns the text of the file with this name, as the agent read it.
 fn content(found: &[ConfigFile], name: &str) -> Option<Text> {
     let file = found.iter().find(|file| file.name == name)?;
     Some(Text::new(&file.content.as_ref().ok()?.text))
 }
 
+/// Returns the operations that replace the text `before` of a file.
 fn replace(name: &str, before: Text, new: &str, bug: Bug) -> Vec<Operation> {
-    let (name, new) = (Text::new(name), Text::new(new));
-    match bug {
-        Bug::OverwriteWithoutCheck => vec![Write { name, text: new }],
-        _ => vec![Check { name, before }, Exchange { name, before, new }],
+    let name = Text::new(name);
+    let new = Text::new(new);
+    if bug == Bug::OverwriteWithoutCheck {
+        return vec![Write { name, text: new }];
     }
+    vec![Check { name, before }, Exchange { name, before, new }]
 }
 
-/// Operations of one step of a plan, as `node::network_config_steps` applies them.
+/// Returns the operations of one step of a plan, as `node::network_config_steps` applies them.
 pub fn of_step(step: &Step, found: &[ConfigFile], bug: Bug) -> Vec<Operation> {
     let mut operations = operations(step, found, bug);
     operations.push(EndStep);
@@ -112,8 +115,10 @@ fn operations(step: &Step, found: &[ConfigFile], bug: Bug) -> Vec<Operation> {
                 None => vec![Create { name: target, text: Text::new(text) }],
             };
             let before = content(found, &conf).unwrap();
-            let undo = Undo { name: target, text: Text::new(text), is_for_changes: false };
-            let undo = content(found, conflist).is_none().then_some(undo);
+            let mut undo = None;
+            if content(found, conflist).is_none() {
+                undo = Some(Undo { name: target, text: Text::new(text), is_for_changes: false });
+            }
             let remove = Remove { name: conf, before, undo };
             let original = Text::new(&serde_json::to_string(original).unwrap());
             let save = vec![SaveOriginal { conflist: target, original }];
@@ -127,7 +132,8 @@ fn operations(step: &Step, found: &[ConfigFile], bug: Bug) -> Vec<Operation> {
                 unreachable!("the model has no symbolic links");
             };
             let before = content(found, &target).unwrap();
-            let (original, text) = (Text::new(&original.name), Text::new(text));
+            let original = Text::new(&original.name);
+            let text = Text::new(text);
             if bug == Bug::RestoreOverNewerWrite {
                 let remove = Remove { name: target, before, undo: None };
                 return vec![Write { name: original, text }, remove];

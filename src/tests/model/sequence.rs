@@ -1,5 +1,5 @@
-//! The order of the writes of one undisturbed agent, which the real agent is held to as well: the
-//! test `operations` of the suite `agent` compares strace's output with the same files.
+//! The order in which one undisturbed agent of the model writes. The test `operations` of the suite
+//! `agent` compares the real agent's writes, as strace shows them, with the same files.
 
 use linkerd2_cni::conflist::PLUGIN;
 use linkerd2_cni::conflist::saved_state;
@@ -38,12 +38,14 @@ fn line(operation: &Operation) -> Option<String> {
     })
 }
 
+/// Performs an action and all that follows from it. Adds a line for each write.
 fn run(scenario: &Scenario, world: &mut World, first: Action, lines: &mut Vec<String>) {
     let mut next = Some(first);
     while let Some(action) = next {
         let after = scenario.next_state(world, action.clone()).unwrap();
-        let (held, holds) = (world.agents[0].holds_lock, after.agents[0].holds_lock);
-        if !held && holds {
+        let held_lock = world.agents[0].holds_lock;
+        let holds_lock = after.agents[0].holds_lock;
+        if !held_lock && holds_lock {
             lines.push("lock".into());
         }
         if world.node != after.node {
@@ -52,11 +54,12 @@ fn run(scenario: &Scenario, world: &mut World, first: Action, lines: &mut Vec<St
                 _ => lines.push(format!("remove {SOCKET_NAME}")),
             }
         }
-        if held && !holds {
-            lines.push("unlock".into());
-            // A pass or a look that wrote nothing.
-            if lines[lines.len() - 2] == "lock" {
-                lines.truncate(lines.len() - 2);
+        if held_lock && !holds_lock {
+            if lines.last().is_some_and(|line| line == "lock") {
+                // The agent wrote nothing while it held the lock, so the line is removed.
+                lines.pop();
+            } else {
+                lines.push("unlock".into());
             }
         }
         *world = after;
@@ -65,6 +68,7 @@ fn run(scenario: &Scenario, world: &mut World, first: Action, lines: &mut Vec<St
     }
 }
 
+/// Returns the writes from the start of an agent to the end of its uninstall.
 fn sequence(primary: &'static str) -> String {
     let scenario = Scenario { agents: 1, ..Scenario::new("", [every(), every()], primary) };
     let mut world = scenario.init_states().remove(0);

@@ -13,13 +13,13 @@ static POOL: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 impl Text {
     pub fn new(text: &str) -> Text {
         let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = pool.get(text) {
-            return Text(found);
+        if let Some(pooled_text) = pool.get(text) {
+            return Text(pooled_text);
         }
-        // The model has few different texts, and the test ends soon.
-        let kept: &'static str = Box::leak(text.to_owned().into_boxed_str());
-        pool.insert(kept);
-        Text(kept)
+        // The memory is never freed. The model has few different texts, and the test ends soon.
+        let pooled_text: &'static str = Box::leak(text.to_owned().into_boxed_str());
+        pool.insert(pooled_text);
+        Text(pooled_text)
     }
 }
 

@@ -115,7 +115,7 @@ impl World {
         let is_returning =
             |agent: &Agent| matches!(agent.queue.last(), Some(Operation::Return { .. }));
         if !self.agents.iter().any(is_returning) {
-            actions.extend(self.foreign.actions(&self.node).map(Action::Foreign));
+            actions.extend(self.foreign.actions(&self.node).into_iter().map(Action::Foreign));
         }
     }
 

@@ -38,11 +38,12 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
         Lock => agent.holds_lock = scenario.bug != Bug::NoLock,
         CopyBinary => {
             let own = Some(FileContent::WrittenBy(id));
-            let is_right = match agent.newer_agent_runs {
-                true => world.node.binary.is_some(),
-                false => world.node.binary == own,
+            let is_right = if agent.newer_agent_runs {
+                world.node.binary.is_some()
+            } else {
+                world.node.binary == own
             };
-            // As `Reconciler::reconcile`: an agent that stops leaves an empty node as it is.
+            // Like `Reconciler::reconcile`, an agent that stops leaves an empty node as it is.
             let is_deferred = matches!(agent.phase, Phase::Deciding(_))
                 && world.node.binary.is_none()
                 && world.node.kubeconfig.is_none()
@@ -55,14 +56,17 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
         RemoveLeftovers => remove_leftovers(world, id),
         List => {
             agent.found.clear();
-            let names: Vec<Text> = world.node.configs.keys().copied().collect();
-            match scenario.reads_one_by_one {
-                true => agent.then(names.into_iter().map(Read).collect::<Vec<_>>()),
-                false => agent.found.clone_from(&world.node.configs),
+            if scenario.reads_one_by_one {
+                let reads: Vec<Operation> = world.node.configs.keys().copied().map(Read).collect();
+                agent.then(reads);
+            } else {
+                agent.found.clone_from(&world.node.configs);
             }
         }
         Read(name) => {
-            agent.found.extend(world.node.configs.get(&name).map(|text| (name, *text)));
+            if let Some(text) = world.node.configs.get(&name) {
+                agent.found.insert(name, *text);
+            }
         }
         LoadSavedState => agent.saved = world.node.saved_text(),
         SaveOriginal { conflist, original } => {
@@ -98,17 +102,21 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
         PutBack { name, content, expected } => match world.node.configs.get(&name).copied() {
             None => agent.abort_step(),
             Some(found) => {
-                match found == expected {
-                    true => agent.abort_step(),
-                    false => agent.then([PutBack { name, content: found, expected: content }]),
+                if found == expected {
+                    agent.abort_step();
+                } else {
+                    agent.then([PutBack { name, content: found, expected: content }]);
                 }
                 write_config(world, id, name, content);
             }
         },
-        Create { name, text } => match world.node.configs.contains_key(&name) {
-            true => agent.abort_step(),
-            false => write_config(world, id, name, text),
-        },
+        Create { name, text } => {
+            if world.node.configs.contains_key(&name) {
+                agent.abort_step();
+            } else {
+                write_config(world, id, name, text);
+            }
+        }
         Write { name, text } => write_config(world, id, name, text),
         Remove { name, before, undo } => remove(world, id, name, before, undo),
         Return { name, content, undo } => {
@@ -197,9 +205,9 @@ fn remove(world: &mut World, id: Id, name: Text, before: Text, undo: Option<Undo
 /// Gives the file that was staged last its name back. After the first one, the uninstall continues.
 fn undo_stage(world: &mut World, id: Id, bug: Bug) {
     if let Some((file, content)) = world.agents[id].staged.pop() {
-        let there = world.node.file(file);
-        if there.is_none() {
-            *there = Some(content);
+        let current = world.node.file(file);
+        if current.is_none() {
+            *current = Some(content);
             world.changed();
         }
     }

@@ -20,6 +20,7 @@ const ROUND: Duration = Duration::from_secs(5);
 /// As in `node::uninstall`.
 const MAX_REMOVALS: u8 = 3;
 
+/// Sends the requests of one round, and acts on the verdict.
 pub fn ask(world: &mut World, id: Id, bug: Bug) {
     let api = world.api[id];
     let newer_agent_runs = newer_agent_runs(world, id);
@@ -48,15 +49,15 @@ pub fn ask(world: &mut World, id: Id, bug: Bug) {
     }
 }
 
-/// As `Reconciler::is_installed`.
+/// Decides like `Reconciler::is_installed`.
 fn is_installed(world: &World) -> bool {
     let configs = &world.node.configs;
     world.node.kubeconfig.is_some() || configs.values().any(|text| facts::config(*text).calls > 0)
 }
 
-/// The verdict of the product, for responses that are five seconds apart. The watch has shown the
-/// agent that its pod is being deleted, and its tokens were accepted until then. A newer agent was
-/// seen last after `newer_agent_seen` responses.
+/// Returns the verdict of the product, for responses that are five seconds apart. The watch has
+/// shown the agent that its pod is being deleted, and its tokens were accepted until then. A newer
+/// agent was seen last after `newer_agent_seen` responses.
 fn decide(
     responses: &[Api],
     newer_agent_runs: bool,
@@ -133,34 +134,35 @@ fn begin_uninstall(world: &mut World, id: Id, bug: Bug) {
     attempt(agent, bug);
 }
 
-/// As `node::uninstall::attempt`.
+/// Plans one removal of the plugin, like `node::uninstall::attempt`.
 fn attempt(agent: &mut Agent, bug: Bug) {
     let mut operations = vec![Lock, LoadSavedState];
     if bug == Bug::RemoveBinaryFirst {
         operations.extend([Stage(NodeFile::Kubeconfig), Stage(NodeFile::Binary)]);
     }
     operations.extend([List, PlanUnchain, EndUnchain, Lock, List, Judge { is_staged: false }]);
-    // The operations of the beginning come first.
-    let first = std::mem::take(&mut agent.queue);
+    // The operations that are already planned come first.
+    let planned = std::mem::take(&mut agent.queue);
     agent.then(operations);
-    agent.queue.extend(first);
+    agent.queue.extend(planned);
 }
 
 /// Decides by the found network configs whether the files can be removed.
 pub(super) fn judge(world: &mut World, id: Id, is_staged: bool, bug: Bug) {
     let agent = &mut world.agents[id];
-    let is_named = plans::name_plugin(&std::mem::take(&mut agent.found));
-    match (is_named, is_staged) {
-        (false, false) => {
-            let files = [NodeFile::Kubeconfig, NodeFile::Binary, NodeFile::SavedState];
-            agent.then([List, Judge { is_staged: true }]);
-            agent.then(files.map(Stage));
-        }
-        (false, true) => agent.then([EndUnchain, Finish]),
-        (true, true) if !agent.staged.is_empty() => {
+    let found = std::mem::take(&mut agent.found);
+    if plans::name_plugin(&found) {
+        if is_staged && !agent.staged.is_empty() {
             agent.then(vec![Undo; agent.staged.len()]);
+        } else {
+            next_removal(world, id, bug);
         }
-        (true, _) => next_removal(world, id, bug),
+    } else if is_staged {
+        agent.then([EndUnchain, Finish]);
+    } else {
+        let files = [NodeFile::Kubeconfig, NodeFile::Binary, NodeFile::SavedState];
+        agent.then([List, Judge { is_staged: true }]);
+        agent.then(files.map(Stage));
     }
 }
 
