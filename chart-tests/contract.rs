@@ -36,12 +36,12 @@ fn the_agent_has_upstreams_environment_and_mounts_and_its_own_directory() {
 
 #[test]
 fn the_oldest_kubernetes_version_accepts_vendor_suffixes_in_helm_3_and_helm_4() {
-    for render in [Render::new, || Render::new().helm_3()] {
-        let on = |version: &str| render().kubernetes(version).text();
-        let error = on("1.30.14").unwrap_err();
+    for new_render in [Render::new, || Render::new().helm_3()] {
+        let render_for = |version: &str| new_render().kubernetes(version).text();
+        let error = render_for("1.30.14").unwrap_err();
         assert!(error.contains("requires kubeVersion: >=1.31.0-0"), "{error}");
         for version in ["1.31.0", "v1.34.1-gke.1829001"] {
-            on(version).unwrap();
+            render_for(version).unwrap();
         }
     }
 }

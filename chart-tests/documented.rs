@@ -43,11 +43,17 @@ fn every_test_that_shows_a_command_exists() {
     }
 }
 
-/// An upgrade needs a cluster, so it is run as an installation without the flag that only an
-/// upgrade has.
+/// Runs the first command of a line as a dry run. An upgrade needs a cluster, so it is run as an
+/// installation, without the flag that only an upgrade has.
 fn dry_run(text: &str) -> Output {
-    let ends = [" | ", " >", " && "].iter().filter_map(|end| text.find(end));
-    let text = text[..ends.min().unwrap_or(text.len())]
+    // Without what follows helm on the line.
+    let mut end = text.len();
+    for operator in [" | ", " >", " && "] {
+        if let Some(index) = text.find(operator) {
+            end = end.min(index);
+        }
+    }
+    let text = text[..end]
         .replace("helm upgrade ", "helm install ")
         .replace(UPGRADES_FLAG, " ")
         .replace("helm install ", "helm install --dry-run=client ");
@@ -76,16 +82,22 @@ fn helm_and_the_chart_accept_every_documented_command() {
     }
 }
 
+/// Returns the objects in the YAML blocks of a page.
 fn manifests(page: &str) -> Objects {
     let text = read(testkit::repository().join(page));
-    let blocks = text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    Objects(blocks.flat_map(|block| block.split("---\n").map(yaml)).collect())
+    let mut objects = Vec::new();
+    for rest in text.split("```yaml\n").skip(1) {
+        let block = rest.split("```").next().unwrap();
+        objects.extend(block.split("---\n").map(yaml));
+    }
+    Objects(objects)
 }
 
 #[test]
 fn manifests_for_argo_cd_and_flux_admit_the_agent_in_their_namespace() {
     let found = manifests("docs/gitops.md");
-    let (argo, flux) = (&found.get("Application")["spec"], &found.get("HelmRelease")["spec"]);
+    let argo = &found.get("Application")["spec"];
+    let flux = &found.get("HelmRelease")["spec"];
     let label = "pod-security.kubernetes.io/enforce";
     let managed = &argo["syncPolicy"]["managedNamespaceMetadata"]["labels"][label];
     assert_eq!(*managed, "privileged");
@@ -95,12 +107,18 @@ fn manifests_for_argo_cd_and_flux_admit_the_agent_in_their_namespace() {
         "privileged"
     );
 
-    let (helm, chart) = (&argo["source"]["helm"], &flux["chart"]["spec"]);
-    let (source, of_argo) = (&argo["source"], &argo["destination"]["namespace"]);
-    let of_flux = &found.get("HelmRelease")["metadata"]["namespace"];
+    let argo_helm = &argo["source"]["helm"];
+    let argo_namespace = &argo["destination"]["namespace"];
+    let flux_chart = &flux["chart"]["spec"];
+    let flux_namespace = &found.get("HelmRelease")["metadata"]["namespace"];
     for (path, release, namespace, values) in [
-        (&source["path"], &helm["releaseName"], of_argo, &helm["valuesObject"]),
-        (&chart["chart"], &flux["releaseName"], of_flux, &flux["values"]),
+        (
+            &argo["source"]["path"],
+            &argo_helm["releaseName"],
+            argo_namespace,
+            &argo_helm["valuesObject"],
+        ),
+        (&flux_chart["chart"], &flux["releaseName"], flux_namespace, &flux["values"]),
     ] {
         let path = path.as_str().unwrap().trim_start_matches("./");
         assert!(testkit::repository().join(path).join("Chart.yaml").exists(), "{path}");
@@ -109,7 +127,8 @@ fn manifests_for_argo_cd_and_flux_admit_the_agent_in_their_namespace() {
         let image = objects.container("install-cni")["image"].as_str().unwrap();
         assert!(image.starts_with("registry.example.com/linkerd/cni-plugin:v"), "{image}");
     }
-    let (source, repository) = (&chart["sourceRef"], found.get("GitRepository"));
+    let source = &flux_chart["sourceRef"];
+    let repository = found.get("GitRepository");
     assert_eq!(source["kind"], "GitRepository");
     assert_eq!(source["name"], repository["metadata"]["name"]);
     assert_eq!(repository["spec"]["url"], argo["source"]["repoURL"]);
@@ -120,7 +139,8 @@ fn manifests_for_argo_cd_and_flux_admit_the_agent_in_their_namespace() {
 #[test]
 fn the_argo_cd_project_permits_the_charts_objects_and_no_other_kind() {
     let found = manifests("docs/gitops.md");
-    let (project, application) = (found.get("AppProject"), found.get("Application"));
+    let project = found.get("AppProject");
+    let application = found.get("Application");
     let spec = &application["spec"];
     assert_eq!(spec["project"], project["metadata"]["name"]);
     assert_eq!(project["spec"]["sourceRepos"], json!([spec["source"]["repoURL"]]));
@@ -136,7 +156,8 @@ fn the_argo_cd_project_permits_the_charts_objects_and_no_other_kind() {
     values["networkAttachmentDefinition"] = json!({"enabled": true, "annotatePods": true});
     let mut kinds = BTreeSet::from([("".to_owned(), "Namespace".to_owned())]);
     for object in render(values).0 {
-        let [version, kind] = ["apiVersion", "kind"].map(|key| object[key].as_str().unwrap());
+        let version = object["apiVersion"].as_str().unwrap();
+        let kind = object["kind"].as_str().unwrap();
         let namespace = &object["metadata"]["namespace"];
         if namespace.is_null() {
             kinds.insert((version.split('/').next().unwrap().to_owned(), kind.to_owned()));
@@ -145,19 +166,24 @@ fn the_argo_cd_project_permits_the_charts_objects_and_no_other_kind() {
             assert!(is_permitted, "{kind} in {namespace}");
         }
     }
-    let permitted = project["spec"]["clusterResourceWhitelist"].as_array().unwrap().iter();
-    let permitted = permitted.map(|entry| {
-        let [group, kind] = ["group", "kind"].map(|key| entry[key].as_str().unwrap().to_owned());
-        (group, kind)
-    });
-    assert_eq!(permitted.collect::<BTreeSet<_>>(), kinds);
+    let mut permitted_kinds = BTreeSet::new();
+    for entry in project["spec"]["clusterResourceWhitelist"].as_array().unwrap() {
+        let group = entry["group"].as_str().unwrap();
+        let kind = entry["kind"].as_str().unwrap();
+        permitted_kinds.insert((group.to_owned(), kind.to_owned()));
+    }
+    assert_eq!(permitted_kinds, kinds);
     assert!(project["spec"].get("namespaceResourceWhitelist").is_none());
 }
 
-/// The lines of a diff without those that begin with this sign.
+/// Parses one side of a diff: the lines that do not begin with the sign of the other side.
 fn side_of_diff(diff: &str, other_sign: char) -> Value {
-    let lines = diff.lines().filter(|line| !line.starts_with(other_sign));
-    yaml(&lines.map(|line| format!("{}\n", &line[1..])).collect::<String>())
+    let mut text = String::new();
+    for line in diff.lines().filter(|line| !line.starts_with(other_sign)) {
+        // The first character is the sign or a space.
+        text += &format!("{}\n", &line[1..]);
+    }
+    yaml(&text)
 }
 
 #[test]
@@ -168,13 +194,15 @@ fn the_documented_migrations_lead_from_upstreams_chart_to_the_manifests() {
     assert_eq!(diffs.len(), 2);
     for diff in diffs {
         let diff = diff.split("```").next().unwrap();
-        let (before, after) = (side_of_diff(diff, '+'), side_of_diff(diff, '-'));
+        let before = side_of_diff(diff, '+');
+        let after = side_of_diff(diff, '-');
         let manifest = found.get(after["kind"].as_str().unwrap());
         assert_eq!(before["metadata"], after["metadata"]);
         for key in ["name", "namespace"] {
             assert_eq!(after["metadata"][key], manifest["metadata"][key]);
         }
-        let (mut before, mut after) = (before["spec"].clone(), after["spec"].clone());
+        let mut before = before["spec"].clone();
+        let mut after = after["spec"].clone();
         let is_argo = manifest["kind"] == "Application";
         let place = if is_argo { "/source/helm/valuesObject" } else { "/values" };
         let old = before.pointer_mut(place).unwrap().take();

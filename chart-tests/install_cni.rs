@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use crate::changes::{by_name, difference};
+use crate::changes::{by_name, differences};
 use crate::helm::{Objects, Render, chart, read};
 use crate::records::assert_record;
 
@@ -24,20 +24,23 @@ fn bash(command: &str) -> Output {
         .unwrap()
 }
 
-fn printed(command: &str) -> (Result<Objects, ()>, String) {
+/// Runs a command that calls `install-cni`. Returns the objects that it prints, and its stderr. No
+/// objects: the command failed.
+fn install_cni(command: &str) -> (Option<Objects>, String) {
     let output = bash(command);
-    let said = String::from_utf8(output.stderr).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     if output.status.success() {
-        return (Ok(Objects::parse(&text)), said);
+        return (Some(Objects::parse(&text)), stderr);
     }
-    assert_eq!(text, "", "{command}: {said}");
-    (Err(()), said)
+    assert_eq!(text, "", "{command}: {stderr}");
+    (None, stderr)
 }
 
 #[test]
 fn without_flags_the_namespace_and_the_default_objects_are_printed() {
-    let mut printed = printed("install-cni").0.unwrap().0;
+    let (objects, _) = install_cni("install-cni");
+    let mut printed = objects.unwrap().0;
     let namespace = printed.remove(0);
     let labels = json!({
         "linkerd.io/cni-resource": "true", "config.linkerd.io/admission-webhooks": "disabled",
@@ -54,14 +57,15 @@ fn without_flags_the_namespace_and_the_default_objects_are_printed() {
 
 #[test]
 fn each_flag_of_linkerd_install_cni_has_its_recorded_effect() {
-    let default = by_name(&printed("install-cni").0.unwrap());
+    let (default_objects, _) = install_cni("install-cni");
+    let default = by_name(&default_objects.unwrap());
     assert_record("install_cni", |command| {
-        let (objects, said) = printed(command);
-        let said = said.lines().filter(|line| !line.is_empty());
-        let mut lines: Vec<_> = said.map(|line| format!("says {line}")).collect();
+        let (objects, stderr) = install_cni(command);
+        let messages = stderr.lines().filter(|line| !line.is_empty());
+        let mut lines: Vec<_> = messages.map(|line| format!("says {line}")).collect();
         match objects {
-            Ok(objects) => difference("", &default, &by_name(&objects), &mut lines),
-            Err(()) => lines.push("fails".to_owned()),
+            Some(objects) => lines.extend(differences("", &default, &by_name(&objects))),
+            None => lines.push("fails".to_owned()),
         }
         if lines.is_empty() { "nothing".to_owned() } else { lines.join("\n") }
     });
@@ -76,7 +80,7 @@ const NOT_IN_EVERY_CLUSTER: [&str; 5] = [
     "MutatingAdmissionPolicyBinding",
 ];
 
-/// Every object that the chart can create, without the pods of `helm test`.
+/// Returns every object that the chart can create, without the pods of `helm test`.
 fn every_object() -> Vec<Value> {
     let annotate = json!({"networkAttachmentDefinition": {"annotatePods": true}});
     let everything = Render::new().file(&chart().join("ci/everything-values.yaml"));
@@ -94,7 +98,8 @@ fn page() -> String {
 fn the_allowlist_prunes_every_kind_that_all_clusters_have() {
     let allowed = String::from_utf8(bash("install-cni --prune-allowlist").stdout).unwrap();
     for object in &every_object() {
-        let [version, kind] = ["apiVersion", "kind"].map(|key| object[key].as_str().unwrap());
+        let version = object["apiVersion"].as_str().unwrap();
+        let kind = object["kind"].as_str().unwrap();
         assert_eq!(object["metadata"]["labels"]["linkerd.io/cni-resource"], "true", "{object}");
         let version = if version == "v1" { "core/v1" } else { version };
         let flag = format!("--prune-allowlist={version}/{kind}\n");

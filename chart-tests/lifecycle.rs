@@ -8,7 +8,8 @@ fn upstreams_values() -> Value {
     yaml(&read(testkit::repository().join("chart-tests/values/upstream.yaml")))
 }
 
-fn over_values(values: &Value) -> Render {
+/// Renders the chart with these values in place of its defaults.
+fn with_defaults(values: &Value) -> Render {
     Render::new().with_file("values.yaml", &values.to_string())
 }
 
@@ -24,15 +25,16 @@ fn versions_of_image_and_chart_are_above_upstreams() {
     assert!(numbers("version") > vec![2026, 8, 3]);
 }
 
-/// `--reuse-values` puts old values in place of the defaults, `--reset-then-reuse-values` the
-/// user's over the new ones.
+/// `--reuse-values` puts the old values in place of the defaults. `--reset-then-reuse-values` keeps
+/// the new defaults, and adds the user's values.
 #[test]
 fn values_of_upstreams_chart_render_this_charts_pods() {
     let mut upstream = upstreams_values();
-    let error = over_values(&upstream).text().unwrap_err();
+    let error = with_defaults(&upstream).text().unwrap_err();
     assert!(error.contains("image.version: v1.7.0-alpha.1 is upstream's image"), "{error}");
     upstream["image"]["version"] = json!("");
-    let [reused, reset] = [over_values(&upstream).objects(), render(upstream.clone())];
+    let reused = with_defaults(&upstream).objects();
+    let reset = render(upstream.clone());
     assert_eq!((reused.plugin(), reused.pod()), (reset.plugin(), reset.pod()));
     for objects in [reused, reset] {
         // Upstream's chart sets this value, so that Helm cannot tell the value from one of the
@@ -46,7 +48,7 @@ fn values_of_upstreams_chart_render_this_charts_pods() {
     let surge = json!({"maxSurge": "10%", "maxUnavailable": 0});
     upstream["updateStrategy"] = json!({"rollingUpdate": surge});
     assert_eq!(
-        over_values(&upstream).objects().get("DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"],
+        with_defaults(&upstream).objects().get("DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"],
         surge
     );
 }
@@ -58,25 +60,25 @@ fn upstreams_values_render_with_any_one_missing() {
     for key in upstream.keys() {
         let mut fewer = upstream.clone();
         fewer.remove(key);
-        let rendered = over_values(&Value::Object(fewer)).text();
+        let rendered = with_defaults(&Value::Object(fewer)).text();
         rendered.unwrap_or_else(|error| panic!("without {key}: {error}"));
     }
-    over_values(&json!({})).text().unwrap();
+    with_defaults(&json!({})).text().unwrap();
 }
 
 #[test]
 fn a_new_chart_version_with_the_same_image_does_not_replace_pods() {
-    let bumped = |from: &str, to: &str, values: Value| -> Objects {
+    let render_changed = |from: &str, to: &str, values: Value| -> Objects {
         let metadata = read(chart().join("Chart.yaml"));
         assert!(metadata.contains(from), "{from}");
-        let changed = metadata.replace(from, to);
-        Render::new().with_file("Chart.yaml", &changed).values(&values).objects()
+        let changed_metadata = metadata.replace(from, to);
+        Render::new().with_file("Chart.yaml", &changed_metadata).values(&values).objects()
     };
-    let next = bumped("\nversion: ", "\nversion: 9", json!({}));
+    let next = render_changed("\nversion: ", "\nversion: 9", json!({}));
     assert_eq!(next.pod(), render(json!({})).pod());
     assert_ne!(next.0, render(json!({})).0, "no object has the chart's version");
 
     let pinned = json!({"image": {"version": "v2.0.0-alpha.1"}});
-    let next = bumped("appVersion: \"v", "appVersion: \"v9", pinned.clone());
+    let next = render_changed("appVersion: \"v", "appVersion: \"v9", pinned.clone());
     assert_eq!(next.pod(), render(pinned).pod());
 }

@@ -6,13 +6,16 @@ use serde_json::json;
 
 use crate::helm::{Render, chart, read, values};
 use crate::records::assert_record;
-use crate::schema::without_effect;
+use crate::schema::keys_without_effect;
 
+/// Returns the lines that only one of the texts has, each with `-` or `+`.
 fn changed_lines(default: &str, notes: &str) -> String {
     let mut text = String::new();
-    for (sign, lines, others) in [('-', default, notes), ('+', notes, default)] {
-        for line in lines.lines().filter(|line| !others.lines().any(|other| other == *line)) {
-            let _ = writeln!(text, "{sign} {line}");
+    for (sign, lines, other_text) in [('-', default, notes), ('+', notes, default)] {
+        for line in lines.lines() {
+            if !other_text.lines().any(|other| other == line) {
+                let _ = writeln!(text, "{sign} {line}");
+            }
         }
     }
     text
@@ -43,8 +46,8 @@ fn upgrade_notes_check_the_control_plane_instead_of_installing_it() {
     assert!(notes.contains(" is upgraded as linkerd-cni in namespace linkerd-cni."), "{notes}");
     assert!(notes.contains("linkerd check --cni-namespace linkerd-cni\n"), "{notes}");
     assert!(!notes.contains("--pre") && !notes.contains("linkerd install"), "{notes}");
-    let of_installation = Render::new().notes();
-    assert!(of_installation.contains("linkerd check --pre --linkerd-cni-enabled"));
+    let installation_notes = Render::new().notes();
+    assert!(installation_notes.contains("linkerd check --pre --linkerd-cni-enabled"));
 }
 
 /// `linkerd check --pre` fails if the control plane's namespace exists.
@@ -58,11 +61,14 @@ fn the_notes_warn_about_the_control_planes_namespace() {
 /// A user with a mirror set in an old value must learn that the default image is pulled.
 #[test]
 fn the_notes_name_values_of_older_charts_that_have_no_effect() {
-    let old = without_effect("Has no effect: a key of older charts.");
-    assert!(old.len() > 5);
-    let old: serde_json::Map<_, _> = old.into_iter().map(|key| (key, json!("x"))).collect();
-    let notes = Render::new().values(&json!(old)).notes();
-    for key in old.keys() {
+    let keys = keys_without_effect("Has no effect: a key of older charts.");
+    assert!(keys.len() > 5);
+    let mut values = json!({});
+    for key in &keys {
+        values[key] = json!("x");
+    }
+    let notes = Render::new().values(&values).notes();
+    for key in &keys {
         let line = format!("\n{key} is a value of older charts and has no effect");
         assert!(notes.contains(&line), "{key}: {notes}");
     }

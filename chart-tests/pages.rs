@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::commands;
 use crate::helm::{chart, files_below, read, render};
-use crate::schema::without_effect;
+use crate::schema::keys_without_effect;
 use testkit::repository;
 
 fn chart_readme() -> PathBuf {
@@ -21,20 +21,24 @@ fn pages() -> Vec<PathBuf> {
 }
 
 fn links(text: &str) -> Vec<&str> {
-    let until = |begin: &'static str, end: char| {
-        text.split(begin).skip(1).map(move |rest| rest.split(end).next().unwrap())
-    };
-    until("](", ')').chain(until(" src=\"", '"')).chain(until(" srcset=\"", '"')).collect()
+    let mut links = Vec::new();
+    for (begin, end) in [("](", ')'), (" src=\"", '"'), (" srcset=\"", '"')] {
+        for rest in text.split(begin).skip(1) {
+            links.push(rest.split(end).next().unwrap());
+        }
+    }
+    links
 }
 
-/// The anchors of a page's headings, as GitHub makes them.
+/// Returns the anchors of a page's headings, as GitHub makes them.
 fn anchors(text: &str) -> BTreeSet<String> {
-    let headings = text.lines().filter(|line| line.starts_with('#'));
-    let anchor = |heading: &str| {
-        let heading = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
-        heading.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect()
-    };
-    headings.map(anchor).collect()
+    let mut anchors = BTreeSet::new();
+    for heading in text.lines().filter(|line| line.starts_with('#')) {
+        let mut anchor = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        anchor.retain(|c| c.is_alphanumeric() || c == '-' || c == '_');
+        anchors.insert(anchor);
+    }
+    anchors
 }
 
 #[test]
@@ -51,8 +55,8 @@ fn every_link_leads_to_a_file_and_a_heading() {
                 page.parent().unwrap().join(path)
             };
             assert!(target.exists(), "{}: {link}", page.display());
-            let found = anchor.is_empty() || anchors(&read(&target)).contains(anchor);
-            assert!(found, "{}: {link}: no such heading", page.display());
+            let has_anchor = anchor.is_empty() || anchors(&read(&target)).contains(anchor);
+            assert!(has_anchor, "{}: {link}: no such heading", page.display());
         }
     }
 }
@@ -98,14 +102,14 @@ fn monitoring_lists_the_reason_of_every_event() {
 #[test]
 fn the_charts_readme_names_every_value_without_effect() {
     let text = read(chart_readme());
-    let ignored = without_effect("Has no effect");
-    assert!(ignored.len() > 10, "{ignored:?}");
-    for key in ignored {
+    let keys = keys_without_effect("Has no effect");
+    assert!(keys.len() > 10, "{keys:?}");
+    for key in keys {
         assert!(text.contains(&format!("`{key}`")), "{key}");
     }
 }
 
-/// The lines of a page's commands, without the indentation of lists.
+/// Returns the lines of a page's commands, without the indentation of lists.
 fn commands(text: &str) -> Vec<&str> {
     let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     blocks.flat_map(str::lines).map(str::trim).collect()

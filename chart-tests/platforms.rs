@@ -21,26 +21,28 @@ fn a_platform_name_renders_the_same_as_its_values_file() {
 fn each_required_term_of_a_users_affinity_gets_the_platforms_expressions() {
     let required = "requiredDuringSchedulingIgnoredDuringExecution";
     let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
-    let own = json!({"key": "a", "operator": "Exists"});
+    let users_expression = json!({"key": "a", "operator": "Exists"});
     for (platform, key, value) in
         [("eks", "eks.amazonaws.com/compute-type", "fargate"), ("aks", "type", "virtual-kubelet")]
     {
-        let of_platform = json!({"key": key, "operator": "NotIn", "values": [value]});
-        let alone = json!({required: {"nodeSelectorTerms": [{"matchExpressions": [of_platform]}]}});
+        let platform_expression = json!({"key": key, "operator": "NotIn", "values": [value]});
+        let platform_terms = json!([{"matchExpressions": [platform_expression]}]);
+        let platform_affinity = json!({required: {"nodeSelectorTerms": platform_terms}});
         let fields = json!([{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]);
-        let weighted = json!([{"weight": 1, "preference": {"matchExpressions": [own]}}]);
-        let with_preferred = json!({required: alone[required], preferred: weighted});
+        let preference =
+            json!([{"weight": 1, "preference": {"matchExpressions": [users_expression]}}]);
+        let with_preference = json!({required: platform_affinity[required], preferred: preference});
         for (name, given, expected) in [
-            ("no affinity", json!(null), alone.clone()),
-            ("only a preference", json!({preferred: weighted}), with_preferred),
-            ("no term", json!({required: {"nodeSelectorTerms": []}}), alone.clone()),
+            ("no affinity", json!(null), platform_affinity.clone()),
+            ("only a preference", json!({preferred: preference}), with_preference),
+            ("no term", json!({required: {"nodeSelectorTerms": []}}), platform_affinity.clone()),
             (
                 "two terms and one that matches no node",
                 json!({required: {"nodeSelectorTerms":
-                    [{"matchExpressions": [own]}, {"matchFields": fields}, {}]}}),
+                    [{"matchExpressions": [users_expression]}, {"matchFields": fields}, {}]}}),
                 json!({required: {"nodeSelectorTerms": [
-                    {"matchExpressions": [own, of_platform]},
-                    {"matchFields": fields, "matchExpressions": [of_platform]},
+                    {"matchExpressions": [users_expression, platform_expression]},
+                    {"matchFields": fields, "matchExpressions": [platform_expression]},
                     {},
                 ]}}),
             ),
@@ -62,10 +64,12 @@ fn each_preset_names_its_source_and_the_month_of_the_source() {
             let Some(source) = line.strip_prefix("# Source") else { continue };
             sources += 1;
             // "# Source (2026-08): ..."
-            let dated = source.strip_prefix(" (20").and_then(|rest| rest.split_once("): "));
-            let Some((month, _)) = dated else { panic!("{name}: {line}") };
-            let digits = month.bytes().filter(u8::is_ascii_digit).count();
-            assert!(month.len() == 5 && digits == 4, "{name}: {line}");
+            let Some((date, _)) = source.split_once("): ") else {
+                panic!("{name}: {line}");
+            };
+            let year_and_month = date.strip_prefix(" (20").unwrap_or_default();
+            let digits = year_and_month.bytes().filter(u8::is_ascii_digit).count();
+            assert!(year_and_month.len() == "26-08".len() && digits == 4, "{name}: {line}");
         }
         assert!(sources >= 1, "{name} names no source");
     }

@@ -102,7 +102,7 @@ fn a_machine_that_cannot_run_a_cluster_gets_the_alternatives() {
         let without: Vec<_> = row.without.iter().map(String::as_str).collect();
         let fakes = Fakes::new().without(&without);
         fakes.program(&row.program.name, &row.program.body);
-        assert_refused(&fakes.on(&row.system, &[]), &row.refused);
+        assert_refused(&fakes.run_on_system(&row.system, &[]), &row.refused);
     }
 }
 
@@ -195,8 +195,8 @@ fn a_labelled_release_is_installed_only_in_the_given_context() {
 #[test]
 fn the_release_uses_the_given_tag_or_digest() {
     let digest = format!("sha256:{}", "0".repeat(64));
-    let [by_digest, by_both] =
-        ["a.b/cni-plugin", "a.b/cni-plugin:v2"].map(|n| format!("{n}@{digest}"));
+    let by_digest = format!("a.b/cni-plugin@{digest}");
+    let by_both = format!("a.b/cni-plugin:v2@{digest}");
     let default = concat!("a.b/cni-plugin:v", env!("CARGO_PKG_VERSION"), "@");
     for (image, rendered) in [
         ("a.b/cni-plugin:v2", "a.b/cni-plugin:v2"),
@@ -215,9 +215,8 @@ fn the_release_uses_the_given_tag_or_digest() {
 fn quickstart_needs_four_programs_and_down_removes_only_its_kind_cluster() {
     let fakes = Fakes::new().without(&["cargo", "rustc", "go", "python3"]);
     let ran = fakes.run(&[]);
-    let name = ran.call("kind create cluster");
-    let name = name.split(' ').find(|word| word.starts_with("linkerd2-cni-quickstart-"));
-    let name = name.unwrap().to_owned();
+    let mut words = ran.call("kind create cluster").split(' ');
+    let name = words.find(|word| word.starts_with("linkerd2-cni-quickstart-")).unwrap().to_owned();
     assert!(ran.said.contains(&name), "announced: {ran:?}");
     for call in [
         "docker buildx build",

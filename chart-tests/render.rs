@@ -37,14 +37,22 @@ fn each_values_file_renders_the_recorded_text() {
 
 #[test]
 fn each_snapshot_has_a_values_file() {
-    let snapshots = Path::new(env!("CARGO_MANIFEST_DIR")).join("chart-tests/snapshots");
-    let snapshots = helm::files(&snapshots).into_iter().filter_map(|path| {
-        let name = path.file_name()?.to_str()?.strip_prefix("chart__each_values_file_")?.to_owned();
-        Some(name.strip_prefix("renders_the_recorded_text@")?.strip_suffix(".snap")?.to_owned())
-    });
-    let values = ci_values().into_iter().map(|path| path.file_name().unwrap().to_owned());
-    let values: BTreeSet<_> = values.map(|name| name.into_string().unwrap()).collect();
-    assert_eq!(snapshots.collect::<BTreeSet<_>>(), values);
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("chart-tests/snapshots");
+    let prefix = "chart__each_values_file_renders_the_recorded_text@";
+    let mut snapshots = BTreeSet::new();
+    for path in helm::files(&directory) {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if let Some(rest) = name.strip_prefix(prefix)
+            && let Some(values_file) = rest.strip_suffix(".snap")
+        {
+            snapshots.insert(values_file.to_owned());
+        }
+    }
+    let mut values_files = BTreeSet::new();
+    for path in ci_values() {
+        values_files.insert(path.file_name().unwrap().to_str().unwrap().to_owned());
+    }
+    assert_eq!(snapshots, values_files);
 }
 
 /// Argo CD and `helm template` render without the cluster, and must get the same objects.
@@ -63,23 +71,23 @@ fn no_template_reads_the_cluster_or_changes_the_values() {
     }
 }
 
-/// Byte for byte: Helm 4 keeps an empty line at the end of a template, Helm 3 removes it.
+/// Helm 4 keeps an empty line at the end of a template, and Helm 3 removes it.
 #[test]
 fn helm_3_and_helm_4_render_the_same_bytes() {
     let platforms = platforms().into_iter().map(|(_, path)| path);
     for values in ci_values().into_iter().chain(platforms) {
-        let [three, four] =
-            [Render::new().helm_3(), Render::new()].map(|r| r.file(&values).text().unwrap());
-        assert!(three.contains("kind: DaemonSet"), "{three}");
-        assert_eq!(three, four, "{}", values.display());
+        let helm_3_text = Render::new().helm_3().file(&values).text().unwrap();
+        let helm_4_text = Render::new().file(&values).text().unwrap();
+        assert!(helm_3_text.contains("kind: DaemonSet"), "{helm_3_text}");
+        assert_eq!(helm_3_text, helm_4_text, "{}", values.display());
     }
 }
 
 #[test]
 fn no_field_is_null() {
     let nested = yaml(include_str!("cases.yaml"))["nulls"].take();
-    let of_ci = ci_values().into_iter().map(|file| Render::new().file(&file).objects());
-    for objects in of_ci.chain([render(nested)]) {
+    let ci_objects = ci_values().into_iter().map(|file| Render::new().file(&file).objects());
+    for objects in ci_objects.chain([render(nested)]) {
         let text = json!(objects.0).to_string();
         for null in ["\":null", "[null", ",null"] {
             assert!(!text.contains(null), "{null} in {text}");

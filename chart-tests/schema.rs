@@ -11,13 +11,20 @@ pub fn schema() -> Value {
     serde_json::from_str(&read(chart().join("values.schema.json"))).unwrap()
 }
 
-pub fn without_effect(beginning: &str) -> Vec<String> {
+/// Returns the keys whose description begins with this text, which says that they have no effect.
+pub fn keys_without_effect(beginning: &str) -> Vec<String> {
     let root = schema();
-    let all = root["properties"].as_object().unwrap().iter();
-    let begins = |of: &Value| of["description"].as_str().is_some_and(|d| d.starts_with(beginning));
-    all.filter(|(_, of)| begins(of)).map(|(key, _)| key.clone()).collect()
+    let mut keys = Vec::new();
+    for (key, property) in root["properties"].as_object().unwrap() {
+        let description = property["description"].as_str().unwrap_or_default();
+        if description.starts_with(beginning) {
+            keys.push(key.clone());
+        }
+    }
+    keys
 }
 
+/// Returns the schema to which a `$ref` leads.
 fn resolve<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
     match schema.get("$ref") {
         Some(target) => {
@@ -37,40 +44,47 @@ fn types(schema: &Value) -> Vec<&str> {
     }
 }
 
+/// Returns the reasons with which helm rejects these values.
 fn reasons(values: &Value, render: Render) -> String {
     let error = render.values(values).text().expect_err("accepted");
-    let execution =
-        error.split_once("execution error at (").and_then(|rest| rest.1.split_once("): "));
-    match execution {
-        Some((_, message)) => message.lines().next().unwrap().to_owned(),
-        None => {
-            error.lines().skip(2).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n")
-        }
+    // An error of a template.
+    if let Some((_, rest)) = error.split_once("execution error at (")
+        && let Some((_, message)) = rest.split_once("): ")
+    {
+        return message.lines().next().unwrap().to_owned();
     }
+    // Errors of the schema follow two lines of helm.
+    let lines: Vec<_> = error.lines().skip(2).filter(|line| !line.is_empty()).collect();
+    lines.join("\n")
 }
 
 #[test]
 fn helm_3_and_helm_4_reject_an_invalid_value_with_its_reason() {
     assert_record("invalid", |row| {
         let values = values(&row.replace("DIGEST", &"0".repeat(64)));
-        let [four, three] =
-            [Render::new(), Render::new().helm_3()].map(|render| reasons(&values, render));
-        assert_eq!(four, three, "{row}");
-        four
+        let helm_4_reasons = reasons(&values, Render::new());
+        let helm_3_reasons = reasons(&values, Render::new().helm_3());
+        assert_eq!(helm_4_reasons, helm_3_reasons, "{row}");
+        helm_4_reasons
     });
 }
 
+/// Fails for a schema that accepts every type, at this place or below.
 fn assert_typed(root: &Value, pointer: &str, schema: &Value) {
     let schema = resolve(root, schema);
     // A key of older charts, or one that `enum` restricts, has no type.
     let types = types(schema);
     let is_open = ["boolean", "string", "array"].iter().all(|one| types.contains(one));
     assert!(!is_open, "{pointer} takes anything");
-    let inside = ["additionalProperties", "items"].map(|key| (key, &schema[key]));
-    let properties = schema["properties"].as_object().into_iter().flatten();
-    for (key, property) in properties.map(|(key, of)| (key.as_str(), of)).chain(inside) {
-        if property.is_object() {
-            assert_typed(root, &format!("{pointer}/{key}"), property);
+    let mut children = Vec::new();
+    for (key, property) in schema["properties"].as_object().into_iter().flatten() {
+        children.push((key.as_str(), property));
+    }
+    children.push(("additionalProperties", &schema["additionalProperties"]));
+    children.push(("items", &schema["items"]));
+    for (key, child) in children {
+        if child.is_object() {
+            assert_typed(root, &format!("{pointer}/{key}"), child);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Permissions in the cluster and privileges on the node. docs/security.md lists every permission,
-//! capability and mount that the chart can render, and no other. `changes` records which value adds
-//! which.
+//! capability and mount that the chart can render, and no other. `changes` records which of them
+//! each value adds.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,8 @@ fn words(list: &Value) -> impl Iterator<Item = String> {
 fn permissions(objects: &Objects) -> Vec<[String; 3]> {
     let mut found = Vec::new();
     for binding in objects.0.iter().filter(|object| object["subjects"].is_array()) {
-        let [kind, name] = ["kind", "name"].map(|key| binding["roleRef"][key].as_str().unwrap());
+        let kind = binding["roleRef"]["kind"].as_str().unwrap();
+        let name = binding["roleRef"]["name"].as_str().unwrap();
         let role = objects.get_by_name(kind, name);
         for subject in binding["subjects"].as_array().unwrap() {
             // `serviceAccount.name` changes the name of the agent's account only.
@@ -49,11 +50,11 @@ fn permissions(objects: &Objects) -> Vec<[String; 3]> {
             let account = if is_plugin { "linkerd-cni-plugin" } else { "linkerd-cni" };
             for rule in role["rules"].as_array().unwrap() {
                 assert!(rule.get("nonResourceURLs").is_none(), "{rule}");
-                let only = words(&rule["resourceNames"]).map(|name| format!("={name}"));
-                let only: String = only.collect();
+                let names: String =
+                    words(&rule["resourceNames"]).map(|name| format!("={name}")).collect();
                 for resource in words(&rule["resources"]) {
                     for verb in words(&rule["verbs"]) {
-                        found.push([format!("{resource}{only}"), verb, account.to_owned()]);
+                        found.push([format!("{resource}{names}"), verb, account.to_owned()]);
                     }
                 }
             }
@@ -79,7 +80,8 @@ fn every_permission_of_the_chart_is_explained() {
 
 #[test]
 fn every_capability_and_host_directory_of_the_chart_is_explained() {
-    let (mut capabilities, mut directories) = (BTreeSet::new(), BTreeSet::new());
+    let mut capabilities = BTreeSet::new();
+    let mut directories = BTreeSet::new();
     for (_name, values) in uses() {
         let objects = render(values);
         let pod = &objects.pod()["spec"];
@@ -87,10 +89,11 @@ fn every_capability_and_host_directory_of_the_chart_is_explained() {
         let volumes = pod["volumes"].as_array().unwrap();
         for container in pod["containers"].as_array().unwrap() {
             let name = container["name"].as_str().unwrap();
-            let of_container = &container["securityContext"]["capabilities"];
-            assert_eq!(of_container["drop"], json!(["ALL"]), "{container}");
-            let added = words(&of_container["add"]);
-            capabilities.extend(added.map(|added| [added, name.to_owned()]));
+            let container_capabilities = &container["securityContext"]["capabilities"];
+            assert_eq!(container_capabilities["drop"], json!(["ALL"]), "{container}");
+            for capability in words(&container_capabilities["add"]) {
+                capabilities.insert([capability, name.to_owned()]);
+            }
             for mount in container["volumeMounts"].as_array().unwrap() {
                 let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).unwrap();
                 let Some(path) = volume["hostPath"]["path"].as_str() else {
@@ -103,8 +106,9 @@ fn every_capability_and_host_directory_of_the_chart_is_explained() {
         }
     }
     assert_eq!(rows("capability"), capabilities);
-    let of_agent = capabilities.iter().filter(|[_, container]| container == "install-cni").count();
-    assert_eq!(of_agent, 4);
+    let agent_capabilities =
+        capabilities.iter().filter(|[_, container]| container == "install-cni");
+    assert_eq!(agent_capabilities.count(), 4);
     let page = read(testkit::repository().join("SECURITY.md"));
     assert!(page.contains("Containers drop all capabilities and add at most four,"));
     assert_eq!(rows("directory of the node"), directories);
@@ -135,7 +139,8 @@ struct MultusRow {
     policy: Option<String>,
 }
 
-/// Without a cluster the version of Kubernetes decides, else what the API server serves.
+/// With a cluster, the APIs that the API server serves decide. Without a cluster, the version of
+/// Kubernetes decides.
 #[test]
 fn the_policy_for_multus_uses_a_version_that_the_api_server_serves() {
     let values = json!({"networkAttachmentDefinition": {"annotatePods": true}});

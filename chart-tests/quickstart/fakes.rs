@@ -12,8 +12,8 @@ const SYSTEM: &str = "awk bash basename cat chmod cp cut date dirname env find f
      mv readlink rm sed sh sha256sum sleep sort tail touch tr uname xargs";
 const RECORD: &str = include_str!("bin/record");
 const KIND: &str = include_str!("bin/kind");
-/// Prints the objects of a list, which is recognized by JSONPath's `range`, from the file named
-/// after its first kind.
+/// Prints the objects of a list from the file that is named after the list's first kind. A list is
+/// recognized by JSONPath's `range`.
 const KUBECTL: &str = include_str!("bin/kubectl");
 /// Hides a real one-node cluster of this machine, which `--down` could remove.
 const HIDE_ONE_NODE_CLUSTER: &str = include_str!("bin/hide");
@@ -28,6 +28,7 @@ pub struct Fakes {
     home: TempDir,
 }
 
+/// What a run of the script printed, and which fakes it called.
 #[derive(Debug)]
 pub struct Ran {
     pub success: bool,
@@ -38,14 +39,13 @@ pub struct Ran {
 impl Ran {
     /// Calls that may change a cluster, docker's images or helm's settings.
     pub fn changes(&self) -> Vec<&str> {
-        let reads = |call: &str| {
-            let reading = [" get ", " config ", " info ", " version ", " --help ", " wait "];
-            reading.iter().any(|verb| call.contains(verb))
-        };
-        let calls = self.calls.iter().map(String::as_str);
-        calls.filter(|call| !reads(call)).collect()
+        let reading_verbs = [" get ", " config ", " info ", " version ", " --help ", " wait "];
+        let mut calls: Vec<&str> = self.calls.iter().map(String::as_str).collect();
+        calls.retain(|call| !reading_verbs.iter().any(|verb| call.contains(verb)));
+        calls
     }
 
+    /// Returns the first call that contains this text. Fails if there is none.
     pub fn call(&self, part: &str) -> &str {
         let found = self.calls.iter().find(|call| call.contains(part));
         found.unwrap_or_else(|| panic!("no call {part}: {self:?}"))
@@ -61,9 +61,12 @@ impl Fakes {
         fs::write(home.path().join("clusters"), "").unwrap();
         let fakes = Fakes { home };
         for name in SYSTEM.split_whitespace() {
-            let found = ["/usr/bin", "/bin"].map(|dir| Path::new(dir).join(name));
-            let found = found.iter().find(|path| path.exists());
-            std::os::unix::fs::symlink(found.unwrap(), fakes.path("bin").join(name)).unwrap();
+            let mut program = Path::new("/usr/bin").join(name);
+            if !program.exists() {
+                program = Path::new("/bin").join(name);
+            }
+            assert!(program.exists(), "{name} is missing");
+            std::os::unix::fs::symlink(program, fakes.path("bin").join(name)).unwrap();
         }
         for (name, body) in [("kind", KIND), ("kubectl", KUBECTL), ("helm", HELM)] {
             fakes.program(name, body);
@@ -83,6 +86,7 @@ impl Fakes {
         self.path("the cache")
     }
 
+    /// Replaces a program by a script that records its call and runs `body`.
     pub fn program(&self, name: &str, body: &str) {
         let path = self.path("bin").join(name);
         let _ = fs::remove_file(&path);
@@ -110,7 +114,8 @@ impl Fakes {
         self.shell("bash", &[&[script.to_str().unwrap()], arguments].concat())
     }
 
-    pub fn on(&self, os_release: &str, arguments: &[&str]) -> Ran {
+    /// Runs the script on a machine with this `/etc/os-release`.
+    pub fn run_on_system(&self, os_release: &str, arguments: &[&str]) -> Ran {
         fs::write(self.path("os-release"), os_release).unwrap();
         let inside = "/bin/mount --bind \"$FAKES/os-release\" /etc/os-release && PATH=$FAKES/bin exec bash \"$@\"";
         let script = script();
@@ -134,10 +139,9 @@ impl Fakes {
             .env("FAKES", self.home.path())
             .env("LINKERD2_CNI_CACHE", self.cache())
             .env("KUBECONFIG", USERS_KUBECONFIG)
-            .envs(
-                ["REPOSITORY_CONFIG", "PLUGINS", "DRIVER"]
-                    .map(|of| (format!("HELM_{of}"), USERS_HELM)),
-            )
+            .env("HELM_REPOSITORY_CONFIG", USERS_HELM)
+            .env("HELM_PLUGINS", USERS_HELM)
+            .env("HELM_DRIVER", USERS_HELM)
             .output()
             .unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
