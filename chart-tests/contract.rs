@@ -6,7 +6,7 @@ use crate::cni::upstream_entry;
 use crate::helm::{Render, render, yaml};
 
 #[test]
-fn the_plugin_configuration_has_upstreams_keys_and_more() {
+fn plugin_entry_has_upstreams_keys_and_three_more() {
     let mut expected = upstream_entry();
     expected["capabilities"] = json!({"io.kubernetes.cri.pod-annotations": true});
     let linkerd = &mut expected["linkerd"];
@@ -16,7 +16,7 @@ fn the_plugin_configuration_has_upstreams_keys_and_more() {
 }
 
 #[test]
-fn the_agent_has_upstreams_environment_and_mounts_and_its_own_directory() {
+fn agent_has_upstreams_variables_and_mounts() {
     let objects = render(json!({}));
     let agent = objects.container("install-cni");
     let upstream = yaml(include_str!("cases.yaml"))["agent"].take();
@@ -35,7 +35,7 @@ fn the_agent_has_upstreams_environment_and_mounts_and_its_own_directory() {
 }
 
 #[test]
-fn the_oldest_kubernetes_version_accepts_vendor_suffixes_in_helm_3_and_helm_4() {
+fn chart_requires_kubernetes_1_31_and_accepts_vendor_suffixes() {
     for new_render in [Render::new, || Render::new().helm_3()] {
         let render_for = |version: &str| new_render().kubernetes(version).text();
         let error = render_for("1.30.14").unwrap_err();

@@ -10,7 +10,7 @@ use crate::helm::{chart, files, helm, read, render, yaml};
 use crate::records::leaves;
 
 #[test]
-fn the_default_image_tag_is_the_crate_version() {
+fn default_image_tag_is_the_crate_version() {
     let metadata = yaml(&read(chart().join("Chart.yaml")));
     assert_eq!(metadata["appVersion"], concat!("v", env!("CARGO_PKG_VERSION")));
     let objects = render(json!({"repairController": {"enabled": true}}));
@@ -22,7 +22,7 @@ fn the_default_image_tag_is_the_crate_version() {
 }
 
 #[test]
-fn the_changes_have_kinds_that_artifact_hub_accepts() {
+fn changes_have_kinds_that_artifact_hub_accepts() {
     let metadata = yaml(&read(chart().join("Chart.yaml")));
     let changes = yaml(metadata["annotations"]["artifacthub.io/changes"].as_str().unwrap());
     for change in changes.as_array().unwrap() {
@@ -53,7 +53,7 @@ fn templates_read_only_values_of_values_yaml() {
 /// helm-docs omits values without description below a described map; the step `chart-lint` compares
 /// the rest.
 #[test]
-fn the_readme_describes_every_value() {
+fn readme_describes_every_value() {
     let readme = read(chart().join("README.md"));
     let table = readme.split_once("| value | default | description |").unwrap().1;
     let rows = table.lines().skip(2).take_while(|line| line.starts_with("| `"));
@@ -69,7 +69,7 @@ fn the_readme_describes_every_value() {
 }
 
 #[test]
-fn the_package_contains_no_development_files() {
+fn package_contains_no_development_files() {
     let target = tempfile::tempdir().unwrap();
     let directory = target.path().to_str().unwrap();
     let output = helm(&["package", chart().to_str().unwrap(), "--destination", directory]);

@@ -11,7 +11,7 @@ use crate::commands::{self, Shown};
 use crate::helm::{Objects, chart, files_below, helm, read, render, yaml};
 
 #[test]
-fn each_documented_command_is_shown_to_work_or_says_why_not() {
+fn each_documented_command_has_a_test_or_a_reason_for_none() {
     let all = commands::commands();
     for (beginning, _) in commands::rows() {
         let mut texts = all.iter().map(|command| format!("{} ", command.text));
@@ -29,7 +29,7 @@ fn each_documented_command_is_shown_to_work_or_says_why_not() {
 }
 
 #[test]
-fn every_test_that_shows_a_command_exists() {
+fn tests_in_the_table_of_commands_exist() {
     let directories = ["src/tests", "chart-tests"].map(|path| testkit::repository().join(path));
     let files = directories.iter().flat_map(|directory| files_below(directory, "rs"));
     let sources: String = files.map(read).collect();
@@ -69,7 +69,7 @@ fn dry_run(text: &str) -> Output {
 const UPGRADES_FLAG: &str = " --reset-then-reuse-values ";
 
 #[test]
-fn helm_and_the_chart_accept_every_documented_command() {
+fn helm_accepts_every_documented_command() {
     let help = helm(&["upgrade", "--help"]).stdout;
     assert!(String::from_utf8(help).unwrap().contains(UPGRADES_FLAG));
     let mut rendered = commands::commands();
@@ -137,7 +137,7 @@ fn manifests_for_argo_cd_and_flux_admit_the_agent_in_their_namespace() {
 /// Argo CD refuses to sync an object that the project does not permit: a kind without a namespace
 /// that `clusterResourceWhitelist` lacks, or another namespace than those in `destinations`.
 #[test]
-fn the_argo_cd_project_permits_the_charts_objects_and_no_other_kind() {
+fn argo_cd_project_permits_only_the_kinds_of_the_chart() {
     let found = manifests("docs/gitops.md");
     let project = found.get("AppProject");
     let application = found.get("Application");
@@ -187,7 +187,7 @@ fn side_of_diff(diff: &str, other_sign: char) -> Value {
 }
 
 #[test]
-fn the_documented_migrations_lead_from_upstreams_chart_to_the_manifests() {
+fn documented_diffs_lead_from_upstreams_chart_to_the_manifests() {
     let page = read(testkit::repository().join("docs/gitops.md"));
     let found = manifests("docs/gitops.md");
     let diffs: Vec<_> = page.split("```diff\n").skip(1).collect();
@@ -234,7 +234,7 @@ fn the_documented_migrations_lead_from_upstreams_chart_to_the_manifests() {
 }
 
 #[test]
-fn the_documented_umbrella_chart_renders() {
+fn documented_umbrella_chart_renders() {
     let Objects(found) = manifests("docs/gitops.md");
     let parent = found.iter().find(|part| part["name"] == "mesh").unwrap();
     let values = found.iter().find(|part| part.get("linkerd2-cni").is_some()).unwrap();
@@ -260,7 +260,7 @@ fn the_documented_umbrella_chart_renders() {
 
 /// Karpenter expects that pods tolerate a taint in `taints`.
 #[test]
-fn the_agent_removes_the_documented_startup_taint_of_karpenter() {
+fn agent_removes_the_startup_taint_of_the_documented_node_pool() {
     let found = manifests("docs/platforms.md");
     let spec = &found.get("NodePool")["spec"]["template"]["spec"];
     let taint = &spec["startupTaints"][0];
@@ -273,7 +273,7 @@ fn the_agent_removes_the_documented_startup_taint_of_karpenter() {
 }
 
 #[test]
-fn the_documented_policy_exceptions_admit_exactly_what_the_agents_pods_need() {
+fn documented_policy_exceptions_match_the_needs_of_the_agents_pods() {
     let found = manifests("docs/security.md");
     let spec = &found.get("PolicyException")["spec"];
     let exceptions = spec["exceptions"].as_array().unwrap();

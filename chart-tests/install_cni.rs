@@ -38,7 +38,7 @@ fn install_cni(command: &str) -> (Option<Objects>, String) {
 }
 
 #[test]
-fn without_flags_the_namespace_and_the_default_objects_are_printed() {
+fn install_cni_prints_the_namespace_and_the_default_objects() {
     let (objects, _) = install_cni("install-cni");
     let mut printed = objects.unwrap().0;
     let namespace = printed.remove(0);
@@ -95,7 +95,7 @@ fn page() -> String {
 
 /// By default kubectl prunes few kinds.
 #[test]
-fn the_allowlist_prunes_every_kind_that_all_clusters_have() {
+fn allowlist_prunes_every_kind_that_all_clusters_have() {
     let allowed = String::from_utf8(bash("install-cni --prune-allowlist").stdout).unwrap();
     for object in &every_object() {
         let version = object["apiVersion"].as_str().unwrap();
@@ -108,7 +108,7 @@ fn the_allowlist_prunes_every_kind_that_all_clusters_have() {
 }
 
 #[test]
-fn the_page_and_the_help_name_every_kind_that_is_not_pruned() {
+fn page_and_help_name_every_kind_that_is_not_pruned() {
     let help = String::from_utf8(bash("install-cni --help").stdout).unwrap();
     let page = page();
     let bullet = page.lines().find(|line| line.starts_with("- The upgrade does not delete"));
@@ -121,7 +121,7 @@ fn the_page_and_the_help_name_every_kind_that_is_not_pruned() {
 
 /// Deleting the namespace deletes the other objects.
 #[test]
-fn the_documented_commands_delete_every_object_outside_of_the_namespace() {
+fn documented_commands_delete_every_object_outside_of_the_namespace() {
     let page = page();
     let deleted: Vec<_> = page
         .lines()

@@ -54,7 +54,7 @@ fn values_of_upstreams_chart_render_this_charts_pods() {
 }
 
 #[test]
-fn upstreams_values_render_with_any_one_missing() {
+fn upstreams_values_render_if_one_of_them_is_missing() {
     let Value::Object(mut upstream) = upstreams_values() else { panic!("not a map") };
     upstream["image"]["version"] = json!("");
     for key in upstream.keys() {
@@ -67,7 +67,7 @@ fn upstreams_values_render_with_any_one_missing() {
 }
 
 #[test]
-fn a_new_chart_version_with_the_same_image_does_not_replace_pods() {
+fn new_chart_version_with_the_same_image_does_not_replace_pods() {
     let render_changed = |from: &str, to: &str, values: Value| -> Objects {
         let metadata = read(chart().join("Chart.yaml"));
         assert!(metadata.contains(from), "{from}");

@@ -171,7 +171,7 @@ fn each_panel_has_title_description_unit_and_the_data_source_variable() {
 
 /// Promtool checks the expressions of panels as recording rules.
 #[test]
-fn the_expressions_of_the_dashboard_parse() {
+fn expressions_of_the_dashboard_parse() {
     let rules = panel_expressions().into_iter().enumerate();
     let rules: Vec<_> = rules
         .map(|(index, expr)| json!({"record": format!("panel:{index}"), "expr": expr}))
@@ -185,7 +185,7 @@ fn the_expressions_of_the_dashboard_parse() {
 }
 
 #[test]
-fn the_dashboard_counts_nodes_and_shows_no_number_without_agents() {
+fn dashboard_counts_nodes_and_shows_nothing_without_agents() {
     let mut tests = yaml(&read(repository().join("chart-tests/dashboard.yaml")));
     let panels = panels();
     for test in tests["tests"][0]["promql_expr_test"].as_array_mut().unwrap() {

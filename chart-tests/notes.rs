@@ -52,7 +52,7 @@ fn upgrade_notes_check_the_control_plane_instead_of_installing_it() {
 
 /// `linkerd check --pre` fails if the control plane's namespace exists.
 #[test]
-fn the_notes_warn_about_the_control_planes_namespace() {
+fn notes_warn_about_the_control_planes_namespace() {
     let notes = |namespace| Render::new().namespace(namespace).notes();
     assert!(notes("linkerd").contains("install the plugin into another namespace"));
     assert!(!notes("linkerd-cni").contains("another namespace"));
@@ -60,7 +60,7 @@ fn the_notes_warn_about_the_control_planes_namespace() {
 
 /// A user with a mirror set in an old value must learn that the default image is pulled.
 #[test]
-fn the_notes_name_values_of_older_charts_that_have_no_effect() {
+fn notes_name_values_of_older_charts_that_have_no_effect() {
     let keys = keys_without_effect("Has no effect: a key of older charts.");
     assert!(keys.len() > 5);
     let mut values = json!({});
@@ -78,7 +78,7 @@ fn the_notes_name_values_of_older_charts_that_have_no_effect() {
 
 /// scripts/release writes the digest of the chart's own image into the packaged Chart.yaml.
 #[test]
-fn a_released_chart_warns_only_of_an_image_without_a_digest() {
+fn released_chart_warns_only_if_the_image_has_no_digest() {
     let own = "cr.l5d.io/linkerd/cni-plugin:v2.0.0";
     let digest = format!("@sha256:{}", "a".repeat(64));
     let released = read(chart().join("Chart.yaml")).replace(own, &format!("{own}{digest}"));

@@ -42,7 +42,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_link_leads_to_a_file_and_a_heading() {
+fn every_link_leads_to_an_existing_heading() {
     for page in pages() {
         let text = read(&page);
         for link in links(&text) {
@@ -62,7 +62,7 @@ fn every_link_leads_to_a_file_and_a_heading() {
 }
 
 #[test]
-fn the_list_of_tasks_leads_to_every_page() {
+fn list_of_tasks_links_to_every_page() {
     let docs = repository().join("docs");
     let list = read(docs.join("README.md"));
     for page in pages().iter().filter(|page| page.parent() == Some(docs.as_path())) {
@@ -73,7 +73,7 @@ fn the_list_of_tasks_leads_to_every_page() {
 }
 
 #[test]
-fn the_charts_readme_has_no_links_out_of_the_package() {
+fn charts_readme_has_no_links_out_of_the_package() {
     let text = read(chart_readme());
     for link in links(&text) {
         let is_packaged = !link.contains("..") && !link.starts_with("docs/");
@@ -100,7 +100,7 @@ fn monitoring_lists_the_reason_of_every_event() {
 }
 
 #[test]
-fn the_charts_readme_names_every_value_without_effect() {
+fn charts_readme_names_every_value_without_effect() {
     let text = read(chart_readme());
     let keys = keys_without_effect("Has no effect");
     assert!(keys.len() > 10, "{keys:?}");

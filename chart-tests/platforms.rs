@@ -8,7 +8,7 @@ use crate::helm::{Render, chart, files, platforms, read, render, yaml};
 use crate::schema::schema;
 
 #[test]
-fn a_platform_name_renders_the_same_as_its_values_file() {
+fn platform_name_renders_the_same_as_its_values_file() {
     for (name, file) in platforms() {
         let by_file = Render::new().file(&file).objects();
         assert_eq!(render(json!({"platform": name})).0, by_file.0, "{name}");
@@ -18,7 +18,7 @@ fn a_platform_name_renders_the_same_as_its_values_file() {
 /// Without these expressions, agents would be placed on nodes where they cannot run, and no rollout
 /// would end.
 #[test]
-fn each_required_term_of_a_users_affinity_gets_the_platforms_expressions() {
+fn platform_adds_its_expressions_to_each_required_term_of_an_affinity() {
     let required = "requiredDuringSchedulingIgnoredDuringExecution";
     let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
     let users_expression = json!({"key": "a", "operator": "Exists"});
@@ -77,7 +77,7 @@ fn each_preset_names_its_source_and_the_month_of_the_source() {
 
 /// Without the label, SELinux denies the agent to write to the directories of these platforms.
 #[test]
-fn presets_of_systems_that_may_enforce_selinux_set_its_label() {
+fn presets_of_platforms_with_selinux_set_its_label() {
     for (name, file) in platforms() {
         let has_label = yaml(&read(&file))["seLinuxOptions"] == json!({"type": "spc_t"});
         assert_eq!(has_label, ["k3s", "openshift", "rke2"].contains(&&*name), "{name}");
@@ -86,7 +86,7 @@ fn presets_of_systems_that_may_enforce_selinux_set_its_label() {
 
 /// With `--reuse-values` the defaults of upstream's chart look like values of the user.
 #[test]
-fn the_platform_wins_over_the_defaults_of_upstreams_chart() {
+fn platform_overrides_the_defaults_of_upstreams_chart() {
     let values = read(testkit::repository().join("chart-tests/values/upstream.yaml"));
     let upgraded = |platform: &str| {
         let render = Render::new().with_file("values.yaml", &values);
@@ -120,7 +120,7 @@ fn schema_pages_and_record_name_every_platform() {
 
 /// Commands on a node need these directories, for example to clean a node after an uninstall.
 #[test]
-fn the_page_has_the_cni_directories_of_each_platform() {
+fn page_has_the_cni_directories_of_each_platform() {
     let page = read(testkit::repository().join("docs/platforms.md"));
     for (name, file) in platforms() {
         let values = yaml(&read(&file));

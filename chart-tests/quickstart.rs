@@ -86,7 +86,7 @@ fn assert_refused(ran: &Ran, sentences: &[impl AsRef<str>]) {
 }
 
 #[test]
-fn an_old_bash_or_another_shell_is_refused_at_once() {
+fn quickstart_refuses_an_old_bash_and_another_shell() {
     let fakes = Fakes::new();
     let script = fakes::script();
     // bash sets BASH_VERSION itself when it starts.
@@ -97,7 +97,7 @@ fn an_old_bash_or_another_shell_is_refused_at_once() {
 }
 
 #[test]
-fn a_machine_that_cannot_run_a_cluster_gets_the_alternatives() {
+fn quickstart_names_alternatives_on_a_machine_that_cannot_run_a_cluster() {
     for (_name, row) in table::rows_of::<MachineRow>(TABLES, "machines") {
         let without: Vec<_> = row.without.iter().map(String::as_str).collect();
         let fakes = Fakes::new().without(&without);
@@ -137,7 +137,7 @@ fn each_recorded_case_of_quickstart_is_refused_or_removes_its_objects() {
 }
 
 #[test]
-fn an_exported_kubeconfig_is_not_used_without_context() {
+fn quickstart_ignores_an_exported_kubeconfig_without_context() {
     let fakes = Fakes::new();
     let ran = fakes.run(&[]);
     assert!(ran.said.contains("KUBECONFIG is ignored"), "{ran:?}");
@@ -167,7 +167,7 @@ fn assert_removes_nothing(down: &Ran, name: &str) {
 }
 
 #[test]
-fn a_labelled_release_is_installed_only_in_the_given_context() {
+fn quickstart_installs_a_labelled_release_only_in_the_given_context() {
     let fakes = Fakes::new();
     let ran = fakes.run(&GIVEN);
     assert!(ran.success, "{ran:?}");
@@ -193,7 +193,7 @@ fn a_labelled_release_is_installed_only_in_the_given_context() {
 }
 
 #[test]
-fn the_release_uses_the_given_tag_or_digest() {
+fn quickstart_installs_the_given_tag_or_digest() {
     let digest = format!("sha256:{}", "0".repeat(64));
     let by_digest = format!("a.b/cni-plugin@{digest}");
     let by_both = format!("a.b/cni-plugin:v2@{digest}");
@@ -269,7 +269,7 @@ fn quickstart_works_without_home_and_flock_and_quotes_printed_commands() {
 }
 
 #[test]
-fn a_second_run_with_the_same_cache_waits_for_the_first_one() {
+fn second_quickstart_with_the_same_cache_waits_for_the_first_one() {
     let fakes = Fakes::new();
     std::fs::create_dir_all(fakes.cache()).unwrap();
     // The lock of a first run, which ends a second after the second run started.

@@ -84,7 +84,7 @@ fn helm_3_and_helm_4_render_the_same_bytes() {
 }
 
 #[test]
-fn no_field_is_null() {
+fn rendered_objects_have_no_null_fields() {
     let nested = yaml(include_str!("cases.yaml"))["nulls"].take();
     let ci_objects = ci_values().into_iter().map(|file| Render::new().file(&file).objects());
     for objects in ci_objects.chain([render(nested)]) {
@@ -97,7 +97,7 @@ fn no_field_is_null() {
 
 /// Names may look like YAML numbers, booleans (`on` in YAML 1.1, which Kubernetes reads) and nulls.
 #[test]
-fn a_name_that_looks_like_another_yaml_type_stays_a_string() {
+fn name_that_looks_like_another_yaml_type_stays_a_string() {
     for name in ["123", "1e3", "0o7", "0x10", "on", "no", "y", "true", "null"] {
         let text = Render::new()
             .namespace(name)

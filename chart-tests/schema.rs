@@ -90,7 +90,7 @@ fn assert_typed(root: &Value, pointer: &str, schema: &Value) {
 }
 
 #[test]
-fn no_value_accepts_every_type() {
+fn schema_restricts_the_type_of_every_value() {
     let root = schema();
     assert_typed(&root, "", &root);
 }
@@ -152,7 +152,7 @@ fn schema_and_values_name_the_same_keys() {
 
 /// YAML anchors under `x-` keys, and the `$schema` that editors read.
 #[test]
-fn keys_that_begin_with_x_or_a_dollar_are_not_values() {
+fn chart_ignores_keys_that_begin_with_x_or_a_dollar() {
     let default = Render::new().text().unwrap();
     let with_keys = |text: &str| Render::new().values(&values(text)).text();
     let ignored = "x-tolerations: [{operator: Exists}], $schema: https://a.example/s.json";

@@ -142,7 +142,7 @@ struct MultusRow {
 /// With a cluster, the APIs that the API server serves decide. Without a cluster, the version of
 /// Kubernetes decides.
 #[test]
-fn the_policy_for_multus_uses_a_version_that_the_api_server_serves() {
+fn policy_for_multus_uses_a_version_that_the_api_server_serves() {
     let values = json!({"networkAttachmentDefinition": {"annotatePods": true}});
     for (name, row) in table::rows_of::<MultusRow>(TABLES, "multus") {
         let text = Render::new().kubernetes(&row.kubernetes).apis(row.apis).values(&values).text();
@@ -163,7 +163,7 @@ fn the_policy_for_multus_uses_a_version_that_the_api_server_serves() {
 
 /// The policies of Kyverno have the fields of a MutatingAdmissionPolicy.
 #[test]
-fn the_documented_policy_for_kyverno_has_the_charts_expressions() {
+fn documented_policy_for_kyverno_has_the_charts_expressions() {
     let page = read(testkit::repository().join("docs/openshift.md"));
     let block = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
     let of_page = Objects::parse(block);

@@ -97,7 +97,7 @@ fn assert_injected_pods_start_with_a_revoked_token(good_kubeconfig: &str) {
 }
 
 #[test]
-fn the_agent_replaces_a_damaged_and_a_revoked_token() {
+fn agent_replaces_a_damaged_or_revoked_token() {
     // With the copy of the node's pods, no pod would need the token.
     let scene = Scene::installed(&["--set=watchPods=false"]);
 

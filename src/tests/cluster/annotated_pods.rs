@@ -40,7 +40,7 @@ impl Routes for Injector {
 }
 
 #[test]
-fn the_policy_annotates_each_meshed_pod_including_injected_pods() {
+fn policy_annotates_meshed_and_injected_pods() {
     let _node = Node::exclusive();
     let helm = Helm::new();
     let values = "--set=networkAttachmentDefinition.annotatePods=true";

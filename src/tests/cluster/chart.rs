@@ -74,7 +74,7 @@ fn required_network_plugins() -> String {
 }
 
 #[test]
-fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
+fn kubectl_applies_prunes_and_deletes_the_objects_of_install_cni() {
     let node = Node::exclusive();
     let before = node.files();
     assert_not_installed();

@@ -50,7 +50,7 @@ fn documented_commands_succeed_on_a_cluster() {
         shell.must(&text);
         shell.must("kubectl rollout status -n linkerd-cni daemonset/linkerd-cni --timeout=60s");
     }
-    // Revokes the plugin's tokens. The test `the_agent_replaces_a_damaged_and_a_revoked_token`
+    // Revokes the plugin's tokens. The test `agent_replaces_a_damaged_or_revoked_token`
     // shows that the agent requests a new one.
     for text in commands_on_page("docs/security.md", |_| true) {
         shell.must(&text);

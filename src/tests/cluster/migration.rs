@@ -63,7 +63,7 @@ impl Gaps {
 }
 
 #[test]
-fn an_upgrade_from_upstreams_agent_and_the_rollback_strand_no_pod() {
+fn upgrade_from_upstreams_agent_and_rollback_strand_no_pod() {
     let scene = Scene::begin();
     let Scene { node, helm, .. } = &scene;
     let (list, original) = active_conflist();

@@ -37,7 +37,7 @@ pub fn injected(name: &str) -> Value {
 }
 
 #[test]
-fn pods_start_in_an_api_outage_also_after_the_agent_is_killed() {
+fn pods_start_without_the_api_server_after_the_agent_is_killed() {
     let scene = Scene::installed(&SHORT_GRACE);
     let Scene { node, pods, .. } = &scene;
     pods.start(&[injected("injected"), pods::meshed("manual"), hand_made("by-hand")]);

@@ -13,7 +13,7 @@ use crate::until::{until, until_within};
 const PODS: usize = 60;
 
 #[test]
-fn pods_of_every_origin_are_decided_by_their_containers_without_request() {
+fn meshed_pods_of_every_origin_are_redirected_without_api_request() {
     let scene = Scene::installed(&[]);
     let Scene { node, pods, .. } = &scene;
     pods.start(&[pods::unmeshed("client"), pods::meshed("web")]);

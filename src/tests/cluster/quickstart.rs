@@ -69,7 +69,7 @@ pub fn assert_quickstart_refuses_upstream_release() {
 }
 
 #[test]
-fn quickstart_runs_twice_and_down_leaves_the_cluster_as_it_was() {
+fn quickstart_succeeds_twice_and_down_restores_the_cluster() {
     let node = Node::exclusive();
     delete_release_namespace();
     let before = (namespaces(), node.files());

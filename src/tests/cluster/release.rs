@@ -23,7 +23,7 @@ fn file(start: &str, end: &str) -> PathBuf {
 }
 
 #[test]
-fn a_release_is_installed_from_its_folder() {
+fn release_is_installed_from_its_folder() {
     let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     let archive = file("cni-plugin-", &format!("-linux-{architecture}.tar"));
     script("cluster", &["load", archive.to_str().unwrap()]);

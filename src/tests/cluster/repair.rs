@@ -95,7 +95,7 @@ fn until_reported(pods: &Pods, uid: &str, reason: &str) {
 /// The API server rejects the eviction of a pod with two disruption budgets with status 500.
 #[test]
 #[ignore = "takes minutes: scripts/test --matrix runs it"]
-fn a_running_pod_is_evicted_once_its_disruption_budgets_allow_it() {
+fn running_pod_is_evicted_once_its_disruption_budgets_allow_it() {
     let scene = Scene::installed(&[&set("delete", PERIOD)]);
     let Scene { pods, .. } = &scene;
     pods.create(&[stateful_set()]);
@@ -122,7 +122,7 @@ fn a_running_pod_is_evicted_once_its_disruption_budgets_allow_it() {
 }
 
 #[test]
-fn startup_taint_is_removed_when_ready_and_plugin_with_the_daemonset() {
+fn agent_removes_startup_taint_when_ready_and_plugin_with_its_daemonset() {
     let scene = Scene::begin();
     let Scene { helm, .. } = &scene;
     let tainted_node = taint_node();

@@ -28,7 +28,7 @@ fn create_accounts() -> OnDrop<impl FnMut()> {
 }
 
 #[test]
-fn a_users_service_account_permits_helm_uninstall_and_namespace_deletion() {
+fn plugin_is_uninstalled_if_the_service_account_is_the_users() {
     let scene = Scene::begin();
     let Scene { node, helm, before, .. } = &scene;
     let _accounts = create_accounts();

@@ -37,7 +37,7 @@ const UNINSTALL_TIMEOUT: Duration = Duration::from_secs(60);
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[test]
-fn a_lost_scope_or_release_uninstalls_and_a_lost_role_binding_does_not() {
+fn plugin_is_uninstalled_without_scope_or_release_but_not_without_role_binding() {
     let scene = Scene::installed(&SHORT_GRACE);
     let Scene { node, helm, .. } = &scene;
     let until_restored = |after: &str| {
@@ -84,7 +84,7 @@ fn restart_with_default_grace() {
 }
 
 #[test]
-fn an_upgrade_from_upstreams_chart_and_its_rollback_strand_no_pod() {
+fn upgrade_from_upstreams_chart_and_rollback_strand_no_pod() {
     let scene = Scene::begin();
     let Scene { node, helm, before, .. } = &scene;
     helm.install_upstream(Program::OurAgent);

@@ -57,7 +57,7 @@ const SECONDS: [f64; 6] = [0.5, 1.0, 1.5, 2.0, 3.0, 5.0];
 
 #[test]
 #[ignore = "takes minutes: scripts/test --matrix runs it"]
-fn helm_uninstall_right_after_helm_install_leaves_the_node_as_it_was() {
+fn helm_uninstall_right_after_helm_install_restores_the_node() {
     let scene = Scene::begin();
     let upstream_chart = tempfile::tempdir().unwrap();
     upstream::write_chart(upstream_chart.path(), Program::OurAgent);
@@ -79,7 +79,7 @@ fn helm_uninstall_right_after_helm_install_leaves_the_node_as_it_was() {
 
 #[test]
 #[ignore = "takes minutes: scripts/test --matrix runs it"]
-fn a_failed_release_that_helm_uninstalls_leaves_the_node_unchanged() {
+fn node_is_restored_if_helm_uninstalls_a_failed_release() {
     let scene = Scene::begin();
     for (what, values) in [
         ("an image that does not exist", "image.version=v2.0.0-missing"),
@@ -99,7 +99,7 @@ fn a_failed_release_that_helm_uninstalls_leaves_the_node_unchanged() {
 /// has proof.
 #[test]
 #[ignore = "takes minutes: scripts/test --matrix runs it"]
-fn helm_uninstall_while_a_rollout_starts_the_new_agent_restores_the_node() {
+fn helm_uninstall_during_a_rollout_restores_the_node() {
     let scene = Scene::begin();
     for round in 0..2 {
         for seconds in [0.2, 0.5, 1.0, 1.5, 2.0] {
@@ -160,7 +160,7 @@ fn kubectl_delete_of_a_one_account_manifest_restores_the_node() {
 }
 
 #[test]
-fn orphaned_restarted_and_forced_pods_leave_the_plugin_installed() {
+fn plugin_stays_installed_if_the_agents_pod_is_orphaned_or_deleted_by_force() {
     let scene = Scene::installed(&SHORT_GRACE);
     let Scene { node, helm, before, .. } = &scene;
 
@@ -202,7 +202,7 @@ fn replace_signing_key() {
 
 #[test]
 #[ignore = "takes minutes: scripts/test --matrix runs it"]
-fn a_replaced_signing_key_leaves_the_plugin_installed_without_a_surge() {
+fn plugin_stays_installed_if_the_signing_key_is_replaced() {
     let rollout =
         "updateStrategy.rollingUpdate.maxSurge=0,updateStrategy.rollingUpdate.maxUnavailable=1";
     let scene = Scene::installed(&[&SHORT_GRACE[..], &["--set", rollout]].concat());

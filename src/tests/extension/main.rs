@@ -45,7 +45,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn without_kubectl_the_checks_fail_in_the_format_of_linkerd_check() {
+fn check_without_kubectl_fails_in_the_format_of_linkerd_check() {
     let dir = tempfile::tempdir().unwrap();
     let output = run(dir.path(), &["_extension-metadata"]);
     assert!(output.status.success());
@@ -63,7 +63,7 @@ fn without_kubectl_the_checks_fail_in_the_format_of_linkerd_check() {
 }
 
 #[test]
-fn an_unreachable_api_server_fails_each_command_once() {
+fn unreachable_api_server_fails_each_command_once() {
     let dir =
         directory_with_kubectl("echo 'The connection to the server x was refused' >&2; exit 1");
     for args in [&["check"][..], &["check", "--pre"], &["explain", "web"], &["bypass"]] {
@@ -86,7 +86,7 @@ fn cluster_flags_reach_kubectl() {
 
 /// SIGKILL ends the command too, and no handler can catch it.
 #[test]
-fn a_signal_ends_the_command_and_every_kubectl() {
+fn signal_ends_the_command_and_its_kubectl() {
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
         assert_ends_with_its_kubectl(signal);
     }
@@ -151,7 +151,7 @@ esac",
 
 /// The server responds to none of the requests to agents before 16 of them wait.
 #[test]
-fn three_clusters_with_500_agents_each_are_asked_16_at_a_time() {
+fn check_sends_requests_to_16_agents_at_a_time() {
     let scratch = tempfile::tempdir().unwrap();
     let responses = healthy_responses("linkerd-cni", AGENTS);
     let (dir, server) = serve_cluster(scratch.path(), responses, AT_A_TIME);
@@ -182,7 +182,7 @@ fn three_clusters_with_500_agents_each_are_asked_16_at_a_time() {
 }
 
 #[test]
-fn the_exit_code_is_0_if_all_is_right_1_if_something_is_wrong_and_2_if_something_is_unknown() {
+fn exit_code_is_0_if_right_1_if_wrong_and_2_if_unknown() {
     const STATUS: &str = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-1:9991/proxy/status";
     let no_conflist = json!({"version": env!("CARGO_PKG_VERSION"), "podCopy": {"current": true}});
     let wrong = (STATUS, no_conflist);
@@ -262,7 +262,7 @@ fn host_network_spec() -> Value {
 }
 
 #[test]
-fn a_daemonset_in_another_namespace_is_found_without_a_flag() {
+fn check_finds_a_daemonset_in_another_namespace() {
     let scratch = tempfile::tempdir().unwrap();
     let (dir, _server) = serve_cluster(scratch.path(), healthy_responses("mesh", 1), 0);
     let output = run(dir.path(), &["check", "--wait=0s"]);
@@ -276,7 +276,7 @@ fn empty_cluster() -> Responses {
 }
 
 #[test]
-fn a_wait_of_any_length_does_not_panic() {
+fn longest_wait_does_not_panic() {
     let scratch = tempfile::tempdir().unwrap();
     let (dir, _server) = serve_cluster(scratch.path(), empty_cluster(), 0);
     let output = run(dir.path(), &["check", "--pre", "--wait=5000000000000000h", "-o", "json"]);
@@ -285,7 +285,7 @@ fn a_wait_of_any_length_does_not_panic() {
 }
 
 #[test]
-fn terminals_get_one_progress_line_and_no_color_turns_colors_off() {
+fn terminal_shows_a_progress_line_and_colors_unless_disabled() {
     let scratch = tempfile::tempdir().unwrap();
     let (dir, _server) = serve_cluster(scratch.path(), empty_cluster(), 0);
     for (variable, value, has_colors, has_progress) in

@@ -96,7 +96,7 @@ impl FaultSection {
 }
 
 #[test]
-fn each_error_text_stands_once_and_has_a_cause_and_a_remedy() {
+fn each_error_text_is_listed_once_with_a_remedy() {
     let page = page();
     let mut texts = BTreeSet::new();
     for entry in Entry::all(&page) {
@@ -110,7 +110,7 @@ fn each_error_text_stands_once_and_has_a_cause_and_a_remedy() {
 }
 
 #[test]
-fn each_error_text_was_captured_or_leads_to_its_remedy() {
+fn each_error_text_is_captured_or_listed_as_not_captured() {
     let page = page();
     let faults = FaultSection::all();
     let entries = Entry::all(&page);
@@ -175,7 +175,7 @@ fn error_codes(page: &str) -> String {
 }
 
 #[test]
-fn the_table_of_error_codes_has_each_failure() {
+fn table_of_error_codes_has_each_failure() {
     let page = page();
     let (text, rows) = page.split_once(TABLE_HEAD).unwrap();
     let expected = error_codes(&page);

@@ -126,7 +126,7 @@ fn each_module_imports_only_from_modules_above_it() {
 }
 
 #[test]
-fn a_circle_and_an_import_from_a_module_below_are_found() {
+fn layout_check_finds_a_circle_and_an_import_from_below() {
     assert_eq!(circles(&graph(&[("a", "b"), ("b", "c")])), Edges::new());
     let circle = graph(&[("a", "b"), ("b", "c"), ("c", "a")]);
     assert_eq!(circles(&circle), circle);
@@ -179,7 +179,7 @@ fn linkerd_cni_imports_no_module_that_only_linux_compiles() {
 }
 
 #[test]
-fn the_maps_name_every_module_and_only_existing_files() {
+fn maps_name_every_module_and_only_existing_files() {
     let text = fs::read_to_string(source().join("lib.rs")).unwrap();
     let modules = modules_on_linux(&text);
     assert!(modules.len() > 10, "{modules:?}");

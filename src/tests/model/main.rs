@@ -68,7 +68,7 @@ fn assert_every_property_holds(scenario: Scenario) {
 /// One run has kills, the other has writes between the reads of a scan. No run has both: see
 /// `docs/maintainers/model.md`.
 #[test]
-fn one_agent_keeps_every_property_with_a_conflist_or_conf() {
+fn one_agent_keeps_every_property_with_a_conflist_or_a_conf() {
     let extra = if is_large() { 1 } else { 0 };
     for (name, primary) in [("one agent, conflist", CONFLIST), ("one agent, conf", CONF)] {
         for (kills, foreign_writes, reads_one_by_one) in
@@ -121,7 +121,7 @@ fn two_agents_keep_every_property_on_a_node_with_a_conf() {
 }
 
 #[test]
-fn an_upgrade_to_another_chain_mode_keeps_every_property() {
+fn two_agents_with_different_chain_modes_keep_every_property() {
     for (name, modes) in [
         ("to one file", [every(), only(SECOND)]),
         ("from one file", [only(SECOND), every()]),
@@ -136,7 +136,7 @@ fn an_upgrade_to_another_chain_mode_keeps_every_property() {
 
 /// `helm uninstall` while a newer agent starts, which then cannot get proof.
 #[test]
-fn agents_of_which_one_has_no_proof_keep_every_property() {
+fn two_agents_keep_every_property_if_one_has_no_proof() {
     assert_every_property_holds(Scenario {
         foreign_writes: 0,
         kills: 1,

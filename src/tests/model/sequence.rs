@@ -79,7 +79,7 @@ fn sequence(primary: &'static str) -> String {
 }
 
 #[test]
-fn the_model_writes_in_the_order_of_the_real_agent() {
+fn model_writes_in_the_order_of_the_real_agent() {
     assert_eq!(sequence(CONFLIST), include_str!("sequence/10-net.conflist.txt"));
     assert_eq!(sequence(CONF), include_str!("sequence/10-net.conf.txt"));
 }

@@ -30,7 +30,7 @@ fn add(netns: &Path, annotations: Value, iptables_mode: &str) -> Outcome {
 }
 
 #[test]
-fn the_emulated_agent_starts_and_the_plugin_decides_on_pods() {
+fn emulated_agent_starts_and_the_plugin_decides_on_pods() {
     let version = must(emulated("linkerd-cni").env("CNI_COMMAND", "VERSION"));
     let version: Value = serde_json::from_str(&version).unwrap();
     assert_eq!(version["cniVersion"], "1.1.0");
@@ -47,7 +47,7 @@ fn the_emulated_agent_starts_and_the_plugin_decides_on_pods() {
 }
 
 #[test]
-fn the_emulated_plugin_redirects_a_meshed_pod_with_the_hosts_iptables() {
+fn emulated_plugin_redirects_a_meshed_pod_with_the_hosts_iptables() {
     let annotations = json!({
         "linkerd.io/created-by": "linkerd/proxy-injector edge-26.8.3",
         "linkerd.io/inject": "enabled",

@@ -43,7 +43,7 @@ fn figures(changes: &Map<String, Value>) -> Figures {
 }
 
 #[test]
-fn a_worse_or_missing_figure_fails_the_run_and_is_named() {
+fn worse_or_missing_figure_fails_the_run_and_is_named() {
     for (name, row) in table::rows_of::<RunRow>(TABLES, "runs") {
         let comparison = compare(&figures(&row.committed), &figures(&row.run));
         assert_eq!(comparison.worse, row.worse, "{name}");

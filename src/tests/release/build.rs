@@ -43,7 +43,7 @@ fn release(checkout: &Checkout, variables: &[&str]) -> String {
 }
 
 #[test]
-fn an_ignored_file_of_the_checkout_is_not_built() {
+fn build_ignores_files_that_git_ignores() {
     let checkout = create_checkout("ls >&2; exit 1");
     checkout.write("Chart.yaml.orig", "");
     let files = release(&checkout, &[]);
@@ -54,7 +54,7 @@ fn an_ignored_file_of_the_checkout_is_not_built() {
 }
 
 #[test]
-fn variables_that_change_the_bytes_do_not_reach_the_build() {
+fn build_gets_no_variable_that_changes_the_bytes() {
     let table = yaml(include_str!("build.yaml"));
     let dropped = texts(&table["dropped"]);
     let kept = texts(&table["kept"]);
@@ -78,7 +78,7 @@ fn check_toolchain(rust: &str, debian: &str) -> Output {
 }
 
 #[test]
-fn a_build_with_another_rust_or_debian_is_refused() {
+fn build_is_refused_with_another_rust_or_debian() {
     let rust = env!("CARGO_PKG_RUST_VERSION");
     let output = check_toolchain(&format!("{rust}.3"), "12");
     assert!(!printed(&output).contains("other bytes"), "{}", printed(&output));
@@ -140,7 +140,7 @@ fn rebuild(compilers: &[&str], change: impl Fn(&Checkout, &Path)) -> String {
 }
 
 #[test]
-fn a_release_folder_is_rebuilt_only_with_its_recorded_compilers() {
+fn release_folder_is_rebuilt_only_with_its_recorded_compilers() {
     let no_change = |_: &Checkout, _: &Path| {};
     let same_versions = rebuild(&["rustc=rustc 1.95.0 (a)", "gcc-12=12-2"], no_change);
     assert!(same_versions.contains("12-2\nrustc 1.95.0"), "{same_versions}");
@@ -177,7 +177,7 @@ fn deny(checks: &[&str], fails: &str, findings: &[Value]) -> Output {
 const CHECKS: [&str; 4] = ["licenses", "bans", "sources", "advisories"];
 
 #[test]
-fn advisories_of_programs_tests_fuzz_targets_and_go_modules_are_checked() {
+fn deny_checks_advisories_of_all_crates_and_go_modules() {
     let offline = deny(&[], "", &[]);
     assert!(offline.status.success());
     assert!(!printed(&offline).contains("advisories"), "{}", printed(&offline));

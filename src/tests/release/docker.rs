@@ -9,7 +9,7 @@ use crate::{must, repository};
 /// scripts/compile find all files among those that the `Dockerfile` copies. scripts/compile looks
 /// for the compiler of the platform.
 #[test]
-fn the_dockerfile_copies_what_cargo_and_scripts_compile_read() {
+fn dockerfile_copies_the_files_of_cargo_and_scripts_compile() {
     let dockerfile = fs::read_to_string(repository().join("Dockerfile")).unwrap();
     assert!(dockerfile.contains("FROM --platform=$BUILDPLATFORM "), "the compiler is emulated");
     assert!(dockerfile.contains(" scripts/compile \"$TARGETPLATFORM\" "), "{dockerfile}");

@@ -83,7 +83,7 @@ fn checksums_name_every_file() {
 }
 
 #[test]
-fn the_image_index_has_the_images_of_both_architectures() {
+fn image_index_has_the_images_of_both_architectures() {
     let (layout, descriptor) = unpack_index();
     let index = json(blob(layout.path(), &descriptor));
     let manifests = index["manifests"].as_array().unwrap();
@@ -174,7 +174,7 @@ fn sboms_have_every_crate_that_is_compiled_in() {
 }
 
 #[test]
-fn the_provenance_names_commit_files_compilers_and_libraries() {
+fn provenance_names_commit_files_compilers_and_libraries() {
     let name = format!("linkerd2-cni-v{VERSION}.intoto.json");
     let statement = json(release().join(&name));
     let mut subjects = BTreeSet::from([name, "SHA256SUMS".into()]);
@@ -290,7 +290,7 @@ fn images() -> Vec<PathBuf> {
 const RESOLVER: [&str; 4] = ["getaddrinfo", "libnss_%s.so", "/etc/nsswitch.conf", "gethostbyname"];
 
 #[test]
-fn the_plugin_has_no_resolver_that_loads_modules_of_the_host() {
+fn plugin_contains_no_resolver_of_glibc() {
     for image in images() {
         let layout = unpack(&image);
         let index = json(layout.path().join("index.json"));

@@ -121,7 +121,7 @@ fn workflows_run_every_test_and_check_the_dependencies_each_day() {
 
 /// A disabled step would still satisfy a test that looks for its commands.
 #[test]
-fn no_job_or_step_of_a_workflow_can_be_skipped_or_fail_in_a_green_run() {
+fn workflows_skip_no_step_and_ignore_no_failure() {
     let mut skippable = Vec::new();
     for path in workflows() {
         let name = path.file_stem().unwrap().to_str().unwrap();
@@ -148,7 +148,7 @@ fn present_keys(object: &Value) -> Vec<&'static str> {
 }
 
 #[test]
-fn the_release_workflow_publishes_what_was_built_after_tests_and_approval() {
+fn release_workflow_publishes_the_build_after_tests_and_approval() {
     let workflow = workflow("release");
     let publish = &workflow["jobs"]["publish"];
     assert_eq!(publish["needs"], json!(["build", "rebuild", "dependencies", "test"]));
@@ -203,7 +203,7 @@ fn run_step(step: &str, directory: &Path, path: &Path) -> Output {
 }
 
 #[test]
-fn the_release_workflow_outputs_the_checksum_that_publish_compares() {
+fn release_workflow_outputs_the_checksum_that_publish_compares() {
     let workflow = workflow("release");
     for job in ["build", "rebuild"] {
         let step = steps(&workflow, job).iter().find(|step| step["id"] == "checksum").unwrap();
@@ -238,7 +238,7 @@ fn each_commit_that_is_pushed_to_main_is_tested() {
 
 /// A fake `docker` runs the programs of this build.
 #[test]
-fn the_workflow_hosted_fails_if_the_dockerfiles_programs_do_not_work() {
+fn workflow_hosted_fails_if_the_programs_of_the_image_fail() {
     let workflow = workflow("hosted");
     assert_eq!(commands(&workflow, "kind"), ["scripts/quickstart", "scripts/quickstart --down"]);
     let docker_commands = commands(&workflow, "docker");
@@ -281,7 +281,7 @@ fn every_direct_dependency_has_a_reason() {
 }
 
 #[test]
-fn the_third_party_notices_have_every_crate() {
+fn third_party_notices_have_every_crate() {
     let notices = must(
         Command::new(repository().join("scripts/release.d/notices")).current_dir(repository()),
     );
@@ -330,7 +330,7 @@ fn the_pages_for_users_name_exactly_the_releases_of_the_committed_results() {
 }
 
 #[test]
-fn the_compatibility_page_has_exactly_the_committed_results() {
+fn compatibility_page_shows_the_committed_results() {
     let results: Value =
         serde_json::from_str(&read("docs/maintainers/compatibility.json")).unwrap();
     let page = read("docs/maintainers/compatibility.md");

@@ -134,7 +134,7 @@ fn tag_object() -> Value {
 }
 
 #[test]
-fn a_folder_that_another_machine_cannot_reproduce_is_refused() {
+fn folder_that_another_machine_cannot_reproduce_is_refused() {
     let mut publication = Publication::small();
     publication.set("REBUILD_CHECKSUM", &"a".repeat(64));
     publication.must_refuse("the jobs build and rebuild made different files");
@@ -143,7 +143,7 @@ fn a_folder_that_another_machine_cannot_reproduce_is_refused() {
 }
 
 #[test]
-fn a_folder_that_another_job_changed_is_refused() {
+fn folder_that_another_job_changed_is_refused() {
     assert!(Publication::small().would_push());
     let chart = "linkerd2-cni-2026.12.0.tgz";
 
@@ -168,7 +168,7 @@ fn a_folder_that_another_job_changed_is_refused() {
 }
 
 #[test]
-fn a_tag_without_a_managers_signature_or_a_green_test_is_refused() {
+fn tag_without_a_managers_signature_or_a_green_test_is_refused() {
     let publication = Publication::small();
     let reference = format!("git/ref/tags/v{VERSION}");
     publication.answer(&reference, &json!({"object": {"type": "commit", "sha": COMMIT}}));
@@ -201,7 +201,7 @@ fn a_tag_without_a_managers_signature_or_a_green_test_is_refused() {
 }
 
 #[test]
-fn a_version_that_is_or_may_be_published_is_refused() {
+fn version_that_is_or_may_be_published_is_refused() {
     let mut publication = Publication::small();
     fs::write(publication.path("state/release"), "false\n").unwrap();
     publication.must_refuse("has a GitHub release already");

@@ -62,7 +62,7 @@ impl Registry {
 }
 
 #[test]
-fn a_release_is_published_despite_failures_and_verified_as_documented() {
+fn release_is_published_after_failures_and_verified_as_documented() {
     let mut registry = Registry::new();
     let mut publication = Publication::of(&release());
     let prefix = format!("localhost:{}/linkerd", registry.port);

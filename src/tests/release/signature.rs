@@ -133,7 +133,7 @@ fn signatures_are_valid_until_a_byte_changes() {
 }
 
 #[test]
-fn a_wrong_passphrase_is_not_reported_as_a_missing_key() {
+fn wrong_passphrase_is_not_reported_as_a_missing_key() {
     let signed = Signed::new();
     let locked = "locked@localhost";
     let create = format!("--quick-generate-key {locked} rsa2048 sign never");

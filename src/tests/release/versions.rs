@@ -93,7 +93,7 @@ fn must_refuse(tree: &Checkout, args: &[&str], reason: &str) {
 }
 
 #[test]
-fn a_version_is_released_if_it_is_new_and_in_the_changelog() {
+fn version_is_released_if_it_is_new_and_in_the_changelog() {
     let tree = create_tree();
     assert_eq!(refusal(&tree, &["2.1.0"]), None);
     // CI releases a commit that has the tag already.
@@ -115,7 +115,7 @@ fn a_version_is_released_if_it_is_new_and_in_the_changelog() {
 }
 
 #[test]
-fn this_tree_has_one_version_which_is_in_the_changelog() {
+fn version_of_this_tree_is_in_the_changelog() {
     let tree = create_tree();
     tree.git(&["tag", "--delete", "v2.0.0"]);
     for file in ["CHANGELOG.md", "Cargo.toml", CHART] {
@@ -170,7 +170,7 @@ struct VersionRow {
 }
 
 #[test]
-fn a_version_is_refused_with_the_reason() {
+fn version_is_refused_with_the_reason() {
     let tree = create_tree();
     for (_name, row) in table::rows_of::<FileRow>(REFUSED, "files") {
         if let Some(file) = &row.file {
@@ -201,7 +201,7 @@ fn a_version_is_refused_with_the_reason() {
 }
 
 #[test]
-fn uncommitted_files_are_built_from_a_temporary_child_commit() {
+fn release_of_uncommitted_files_is_built_from_a_child_commit() {
     let tree = create_tree();
     let head = tree.git(&["rev-parse", "HEAD"]);
     let commit = || {
@@ -228,7 +228,7 @@ struct UnpublishedText {
 }
 
 #[test]
-fn a_version_whose_texts_say_unpublished_is_not_published() {
+fn version_is_not_published_if_a_text_says_unpublished() {
     let tree = create_tree();
     let publish = ["2.1.0", "--publish"];
     let digest = "a".repeat(64);
