@@ -1,6 +1,6 @@
 //! Which fields of the rendered objects a value changes. A record has each changed field with its
-//! new value. A row `FIRST | SECOND` has the changes that the second values make to a chart with the
-//! first values.
+//! new value. A row `FIRST | SECOND` has the changes that the second values make to a chart with
+//! the first values.
 
 use std::collections::BTreeSet;
 

@@ -95,22 +95,22 @@ fn manifests(page: &str) -> Objects {
 
 #[test]
 fn manifests_for_argo_cd_and_flux_admit_the_agent_in_their_namespace() {
-    let found = manifests("docs/gitops.md");
-    let argo = &found.get("Application")["spec"];
-    let flux = &found.get("HelmRelease")["spec"];
+    let page_objects = manifests("docs/gitops.md");
+    let argo = &page_objects.get("Application")["spec"];
+    let flux = &page_objects.get("HelmRelease")["spec"];
     let label = "pod-security.kubernetes.io/enforce";
     let managed = &argo["syncPolicy"]["managedNamespaceMetadata"]["labels"][label];
     assert_eq!(*managed, "privileged");
     assert_eq!(argo["syncPolicy"]["syncOptions"], json!(["CreateNamespace=true"]));
     assert_eq!(
-        found.get_by_name("Namespace", "linkerd-cni")["metadata"]["labels"][label],
+        page_objects.get_by_name("Namespace", "linkerd-cni")["metadata"]["labels"][label],
         "privileged"
     );
 
     let argo_helm = &argo["source"]["helm"];
     let argo_namespace = &argo["destination"]["namespace"];
     let flux_chart = &flux["chart"]["spec"];
-    let flux_namespace = &found.get("HelmRelease")["metadata"]["namespace"];
+    let flux_namespace = &page_objects.get("HelmRelease")["metadata"]["namespace"];
     for (path, release, namespace, values) in [
         (
             &argo["source"]["path"],
@@ -128,7 +128,7 @@ fn manifests_for_argo_cd_and_flux_admit_the_agent_in_their_namespace() {
         assert!(image.starts_with("registry.example.com/linkerd/cni-plugin:v"), "{image}");
     }
     let source = &flux_chart["sourceRef"];
-    let repository = found.get("GitRepository");
+    let repository = page_objects.get("GitRepository");
     assert_eq!(source["kind"], "GitRepository");
     assert_eq!(source["name"], repository["metadata"]["name"]);
     assert_eq!(repository["spec"]["url"], argo["source"]["repoURL"]);
@@ -138,9 +138,9 @@ fn manifests_for_argo_cd_and_flux_admit_the_agent_in_their_namespace() {
 /// that `clusterResourceWhitelist` lacks, or another namespace than those in `destinations`.
 #[test]
 fn argo_cd_project_permits_only_the_kinds_of_the_chart() {
-    let found = manifests("docs/gitops.md");
-    let project = found.get("AppProject");
-    let application = found.get("Application");
+    let page_objects = manifests("docs/gitops.md");
+    let project = page_objects.get("AppProject");
+    let application = page_objects.get("Application");
     let spec = &application["spec"];
     assert_eq!(spec["project"], project["metadata"]["name"]);
     assert_eq!(project["spec"]["sourceRepos"], json!([spec["source"]["repoURL"]]));
@@ -189,14 +189,14 @@ fn side_of_diff(diff: &str, other_sign: char) -> Value {
 #[test]
 fn documented_diffs_lead_from_upstreams_chart_to_the_manifests() {
     let page = read(testkit::repository().join("docs/gitops.md"));
-    let found = manifests("docs/gitops.md");
+    let page_objects = manifests("docs/gitops.md");
     let diffs: Vec<_> = page.split("```diff\n").skip(1).collect();
     assert_eq!(diffs.len(), 2);
     for diff in diffs {
         let diff = diff.split("```").next().unwrap();
         let before = side_of_diff(diff, '+');
         let after = side_of_diff(diff, '-');
-        let manifest = found.get(after["kind"].as_str().unwrap());
+        let manifest = page_objects.get(after["kind"].as_str().unwrap());
         assert_eq!(before["metadata"], after["metadata"]);
         for key in ["name", "namespace"] {
             assert_eq!(after["metadata"][key], manifest["metadata"][key]);
@@ -235,15 +235,15 @@ fn documented_diffs_lead_from_upstreams_chart_to_the_manifests() {
 
 #[test]
 fn documented_umbrella_chart_renders() {
-    let Objects(found) = manifests("docs/gitops.md");
-    let parent = found.iter().find(|part| part["name"] == "mesh").unwrap();
-    let values = found.iter().find(|part| part.get("linkerd2-cni").is_some()).unwrap();
+    let Objects(page_objects) = manifests("docs/gitops.md");
+    let parent = page_objects.iter().find(|part| part["name"] == "mesh").unwrap();
+    let values = page_objects.iter().find(|part| part.get("linkerd2-cni").is_some()).unwrap();
     let scratch = tempfile::tempdir().unwrap();
     let mesh = scratch.path().join("mesh");
     fs::create_dir(&mesh).unwrap();
-    let own = chart();
-    let copied = Command::new("cp").arg("-r").arg(own).arg(scratch.path()).status().unwrap();
-    assert!(copied.success());
+    let mut copy = Command::new("cp");
+    let status = copy.arg("-r").arg(chart()).arg(scratch.path()).status().unwrap();
+    assert!(status.success());
     fs::write(mesh.join("Chart.yaml"), parent.to_string()).unwrap();
     fs::write(mesh.join("values.yaml"), values.to_string()).unwrap();
     let mesh = mesh.to_str().unwrap();
@@ -261,8 +261,8 @@ fn documented_umbrella_chart_renders() {
 /// Karpenter expects that pods tolerate a taint in `taints`.
 #[test]
 fn agent_removes_the_startup_taint_of_the_documented_node_pool() {
-    let found = manifests("docs/platforms.md");
-    let spec = &found.get("NodePool")["spec"]["template"]["spec"];
+    let page_objects = manifests("docs/platforms.md");
+    let spec = &page_objects.get("NodePool")["spec"]["template"]["spec"];
     let taint = &spec["startupTaints"][0];
     assert_eq!((spec.get("taints"), &taint["effect"]), (None, &json!("NoExecute")));
     let objects = render(json!({"startupTaint": taint["key"]}));
@@ -274,8 +274,8 @@ fn agent_removes_the_startup_taint_of_the_documented_node_pool() {
 
 #[test]
 fn documented_policy_exceptions_match_the_needs_of_the_agents_pods() {
-    let found = manifests("docs/security.md");
-    let spec = &found.get("PolicyException")["spec"];
+    let page_objects = manifests("docs/security.md");
+    let spec = &page_objects.get("PolicyException")["spec"];
     let exceptions = spec["exceptions"].as_array().unwrap();
     let named: Vec<_> = exceptions.iter().map(|exception| &exception["policyName"]).collect();
     let objects = render(json!({}));
@@ -292,6 +292,6 @@ fn documented_policy_exceptions_match_the_needs_of_the_agents_pods() {
     let name = objects.get("DaemonSet")["metadata"]["name"].as_str().unwrap();
     assert_eq!(resources["names"], json!([format!("{name}*")]));
     assert_eq!(resources["namespaces"], json!(["linkerd-cni"]));
-    let excluded = &found.get("Config")["spec"]["match"][0]["excludedNamespaces"];
+    let excluded = &page_objects.get("Config")["spec"]["match"][0]["excludedNamespaces"];
     assert_eq!(*excluded, json!(["linkerd-cni"]));
 }

@@ -111,8 +111,8 @@ fn each_alert_has_severity_texts_and_a_complete_runbook() {
     assert_eq!(headings, rules.len(), "docs/alerts.md has an alert that does not exist");
 }
 
-/// Returns the metrics of an expression, by their prefixes. No function, label or keyword has one of
-/// these prefixes.
+/// Returns the metrics of an expression, by their prefixes. No function, label or keyword has one
+/// of these prefixes.
 fn metrics(expression: &str) -> BTreeSet<&str> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let is_metric = |word: &&str| {
@@ -132,8 +132,8 @@ fn alerts_and_dashboard_use_documented_metrics_only() {
         has_row(name) || histogram.is_some_and(has_row)
     };
     let rules = rules(&alerts());
-    let of_rules = rules.iter().map(|rule| rule["expr"].as_str().unwrap().to_owned());
-    for expression in of_rules.chain(panel_expressions()) {
+    let rule_expressions = rules.iter().map(|rule| rule["expr"].as_str().unwrap().to_owned());
+    for expression in rule_expressions.chain(panel_expressions()) {
         let metrics = metrics(&expression);
         assert!(!metrics.is_empty(), "{expression}");
         for name in metrics {

@@ -125,7 +125,8 @@ fn page_has_the_cni_directories_of_each_platform() {
     for (name, file) in platforms() {
         let values = yaml(&read(&file));
         let directory = |key: &str| values[key].as_str().unwrap().to_owned();
-        let (bin_dir, net_dir) = (directory("destCNIBinDir"), directory("destCNINetDir"));
+        let bin_dir = directory("destCNIBinDir");
+        let net_dir = directory("destCNINetDir");
         let row = format!("| `{name}` | `{bin_dir}` | `{net_dir}` |\n");
         assert!(page.contains(&row), "docs/platforms.md has no row {row}");
     }

@@ -166,11 +166,11 @@ fn policy_for_multus_uses_a_version_that_the_api_server_serves() {
 fn documented_policy_for_kyverno_has_the_charts_expressions() {
     let page = read(testkit::repository().join("docs/openshift.md"));
     let block = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
-    let of_page = Objects::parse(block);
+    let page_objects = Objects::parse(block);
     let values = json!({"networkAttachmentDefinition": {"annotatePods": true}});
-    let of_chart = Render::new().kubernetes("1.36.0").values(&values).objects();
-    let documented = &of_page.get("MutatingPolicy")["spec"];
-    let rendered = of_chart.get("MutatingAdmissionPolicy")["spec"].as_object().unwrap();
+    let chart_objects = Render::new().kubernetes("1.36.0").values(&values).objects();
+    let documented = &page_objects.get("MutatingPolicy")["spec"];
+    let rendered = chart_objects.get("MutatingAdmissionPolicy")["spec"].as_object().unwrap();
     for (field, value) in rendered {
         assert_eq!(&documented[field], value, "{field}");
     }

@@ -148,7 +148,8 @@ impl Comparison {
         };
         self.compared += 1;
         let line = format!("{figure}: {before} -> {after} ({})", change(before, after));
-        let (before, after) = (u128::from(before), u128::from(after));
+        let before = u128::from(before);
+        let after = u128::from(after);
         if after * 100 > before * (100 + TOLERANCE_PERCENT) {
             self.worse.push(line);
         } else if after * 100 < before * (100 - TOLERANCE_PERCENT) {

@@ -70,8 +70,8 @@ impl Requirement {
                 (found, Some(value)) => found == value,
             },
             Requirement::Field { pointer, value, is_equal } => {
-                let found = item.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-                (found == value) == *is_equal
+                let actual = item.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+                (actual == value) == *is_equal
             }
         }
     }

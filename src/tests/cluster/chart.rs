@@ -27,7 +27,9 @@ use testkit::repository;
 #[test]
 fn install_upgrade_and_uninstall_redirect_pods_and_restore_the_node() {
     let scene = Scene::begin();
-    let Scene { node, helm, pods, .. } = &scene;
+    let node = &scene.node;
+    let helm = &scene.helm;
+    let pods = &scene.pods;
     assert_checks_before_installation_pass();
 
     helm.run("install", &[]);

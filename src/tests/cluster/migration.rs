@@ -65,7 +65,8 @@ impl Gaps {
 #[test]
 fn upgrade_from_upstreams_agent_and_rollback_strand_no_pod() {
     let scene = Scene::begin();
-    let Scene { node, helm, .. } = &scene;
+    let node = &scene.node;
+    let helm = &scene.helm;
     let (list, original) = active_conflist();
     let permissions = fs::metadata(&list).unwrap().permissions();
     let _account = create_account();

@@ -39,7 +39,8 @@ pub fn injected(name: &str) -> Value {
 #[test]
 fn pods_start_without_the_api_server_after_the_agent_is_killed() {
     let scene = Scene::installed(&SHORT_GRACE);
-    let Scene { node, pods, .. } = &scene;
+    let node = &scene.node;
+    let pods = &scene.pods;
     pods.start(&[injected("injected"), pods::meshed("manual"), hand_made("by-hand")]);
     pods.start(&[pods::unmeshed("client")]);
     let addresses =
@@ -74,9 +75,9 @@ fn pods_start_without_the_api_server_after_the_agent_is_killed() {
     scene.remove();
 }
 
-/// Starts static pods without the API server. Asserts that unmeshed and injected pods start, because
-/// their annotations suffice to decide on them, and that a meshed pod without the injector's mark
-/// waits. Returns the injected pods and the pod that waits.
+/// Starts static pods without the API server. Asserts that unmeshed and injected pods start,
+/// because their annotations suffice to decide on them, and that a meshed pod without the
+/// injector's mark waits. Returns the injected pods and the pod that waits.
 fn start_static_pods(node: &Node) -> (Vec<StaticPod>, StaticPod) {
     let start = |pod: Value| node.static_pod(&pods::in_default(pod));
     let mut database = pods::unmeshed("static-mysql");

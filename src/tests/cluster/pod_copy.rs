@@ -15,7 +15,8 @@ const PODS: usize = 60;
 #[test]
 fn meshed_pods_of_every_origin_are_redirected_without_api_request() {
     let scene = Scene::installed(&[]);
-    let Scene { node, pods, .. } = &scene;
+    let node = &scene.node;
+    let pods = &scene.pods;
     pods.start(&[pods::unmeshed("client"), pods::meshed("web")]);
     let mut annotated = pods::unmeshed("annotated");
     annotated["metadata"]["annotations"] = injector_annotations();
@@ -40,8 +41,8 @@ fn meshed_pods_of_every_origin_are_redirected_without_api_request() {
     scene.remove();
 }
 
-/// Starts 60 pods at once. Asserts that the plugin finds the copies of 99 % of them within its limit
-/// of 100 ms.
+/// Starts 60 pods at once. Asserts that the plugin finds the copies of 99 % of them within its
+/// limit of 100 ms.
 fn assert_sixty_pods_find_their_copies() {
     let namespace = pods::namespace("sixty");
     let annotations = [json!({"linkerd.io/proxy-version": "test"}), json!({})];

@@ -51,8 +51,9 @@ fn namespaces() -> BTreeSet<String> {
     kubectl("get namespaces -o name").lines().map(str::to_owned).collect()
 }
 
-/// Asserts that quickstart refuses a cluster that has an upstream release. `chart-tests/quickstart.rs`
-/// shows that it changes nothing then, and that `--down` does not remove the release.
+/// Asserts that quickstart refuses a cluster that has an upstream release.
+/// `chart-tests/quickstart.rs` shows that it changes nothing then, and that `--down` does not
+/// remove the release.
 pub fn assert_quickstart_refuses_upstream_release() {
     let (success, printed) = quickstart(&[]);
     assert!(!success, "{printed}");

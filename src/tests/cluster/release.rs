@@ -29,7 +29,8 @@ fn release_is_installed_from_its_folder() {
     script("cluster", &["load", archive.to_str().unwrap()]);
 
     let scene = Scene::begin();
-    let Scene { helm, pods, .. } = &scene;
+    let helm = &scene.helm;
+    let pods = &scene.pods;
     helm.install(&file("linkerd2-cni-", ".tgz"), &["--wait", "--timeout", "60s"]);
     let image = field("pods -n linkerd-cni", ".items[0].status.containerStatuses[0].imageID");
     // The digest of the image's configuration or of its manifest. It depends on the version of

@@ -20,7 +20,8 @@ const LIMIT: Duration = Duration::from_secs(600);
 #[test]
 fn stranded_pods_are_reported_or_repaired_in_place_and_audited() {
     let scene = Scene::begin();
-    let Scene { helm, pods, .. } = &scene;
+    let helm = &scene.helm;
+    let pods = &scene.pods;
     pods.start(&[pods::unmeshed("client")]);
     pods.create(&[pods::validated("stranded", "1s")]);
     pods.until_stranded("stranded");
@@ -97,7 +98,7 @@ fn until_reported(pods: &Pods, uid: &str, reason: &str) {
 #[ignore = "takes minutes: scripts/test --matrix runs it"]
 fn running_pod_is_evicted_once_its_disruption_budgets_allow_it() {
     let scene = Scene::installed(&[&set("delete", PERIOD)]);
-    let Scene { pods, .. } = &scene;
+    let pods = &scene.pods;
     pods.create(&[stateful_set()]);
     until("the pod is created", || !pods.field("evicted", ".metadata.uid").is_empty());
     pods.until_ready("evicted");
@@ -112,8 +113,8 @@ fn running_pod_is_evicted_once_its_disruption_budgets_allow_it() {
     until_reported(pods, &uid, "it would violate the pod's disruption budget");
     kubectl("delete poddisruptionbudget none -n evicted");
     until_within(LIMIT, "the pod is replaced", || {
-        let found = pods.field("evicted", ".metadata.uid");
-        !found.is_empty() && found != uid
+        let current = pods.field("evicted", ".metadata.uid");
+        !current.is_empty() && current != uid
     });
     pods.until_ready("evicted");
     let events = pods::events("evicted", "LinkerdCNIRulesMissing");
@@ -124,7 +125,7 @@ fn running_pod_is_evicted_once_its_disruption_budgets_allow_it() {
 #[test]
 fn agent_removes_startup_taint_when_ready_and_plugin_with_its_daemonset() {
     let scene = Scene::begin();
-    let Scene { helm, .. } = &scene;
+    let helm = &scene.helm;
     let tainted_node = taint_node();
     helm.run("install", &[&format!("--set=startupTaint={KEY}")]);
     let taints = || field("node", ".items[0].spec.taints[*].key");

@@ -30,7 +30,9 @@ fn create_accounts() -> OnDrop<impl FnMut()> {
 #[test]
 fn plugin_is_uninstalled_if_the_service_account_is_the_users() {
     let scene = Scene::begin();
-    let Scene { node, helm, before, .. } = &scene;
+    let node = &scene.node;
+    let helm = &scene.helm;
+    let before = &scene.before;
     let _accounts = create_accounts();
     let values = "serviceAccount.create=false,serviceAccount.name=cni-agent";
     let keep =

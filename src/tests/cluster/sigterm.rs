@@ -39,7 +39,8 @@ const RECONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 #[test]
 fn plugin_is_uninstalled_without_scope_or_release_but_not_without_role_binding() {
     let scene = Scene::installed(&SHORT_GRACE);
-    let Scene { node, helm, .. } = &scene;
+    let node = &scene.node;
+    let helm = &scene.helm;
     let until_restored = |after: &str| {
         until_within(UNINSTALL_TIMEOUT, &format!("the node is as it was: {after}"), || {
             scene.is_restored()
@@ -86,7 +87,9 @@ fn restart_with_default_grace() {
 #[test]
 fn upgrade_from_upstreams_chart_and_rollback_strand_no_pod() {
     let scene = Scene::begin();
-    let Scene { node, helm, before, .. } = &scene;
+    let node = &scene.node;
+    let helm = &scene.helm;
+    let before = &scene.before;
     helm.install_upstream(Program::OurAgent);
     // Upstream's pod is ready before it has chained the plugin.
     wait_for_rollout();

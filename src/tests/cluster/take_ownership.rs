@@ -22,7 +22,9 @@ const FLAG: &str = " --server-side=false";
 #[test]
 fn helm_takes_over_the_objects_that_kubectl_applied() {
     let scene = Scene::begin();
-    let Scene { node, helm, before, .. } = &scene;
+    let node = &scene.node;
+    let helm = &scene.helm;
+    let before = &scene.before;
     let shell = Shell::new();
     let commands = commands_on_page("docs/migration.md", |text| text.contains("--take-ownership"));
     assert_eq!(commands.len(), 1, "{commands:?}");

@@ -30,8 +30,8 @@ const PKI: &str = "/var/lib/linkerd2-cni-cluster/pki";
 /// Namespace of the pods in `one_account.yaml`.
 const MANIFEST_NAMESPACE: &str = "one-account";
 
-/// Waits until the node is as it was, and until the agents have ended. Asserts that the node is then
-/// still as it was.
+/// Waits until the node is as it was, and until the agents have ended. Asserts that the node is
+/// then still as it was.
 fn assert_restored(scene: &Scene, namespace: &str, what: &str) {
     let begin = Instant::now();
     until_within(GRACE, &format!("{what}: the node is as before"), || {
@@ -162,7 +162,9 @@ fn kubectl_delete_of_a_one_account_manifest_restores_the_node() {
 #[test]
 fn plugin_stays_installed_if_the_agents_pod_is_orphaned_or_deleted_by_force() {
     let scene = Scene::installed(&SHORT_GRACE);
-    let Scene { node, helm, before, .. } = &scene;
+    let node = &scene.node;
+    let helm = &scene.helm;
+    let before = &scene.before;
 
     let watcher = Watcher::start();
     let old = agent();

@@ -69,9 +69,13 @@ fn unreachable_api_server_fails_each_command_once() {
     for args in [&["check"][..], &["check", "--pre"], &["explain", "web"], &["bypass"]] {
         let output = run(dir.path(), args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
-        let all = [text(&output.stdout), text(&output.stderr)].concat();
-        assert_eq!(all.matches("The connection to the server x was refused").count(), 1, "{all}");
-        assert!(!all.contains('\x1b'), "{all}");
+        let printed = [text(&output.stdout), text(&output.stderr)].concat();
+        assert_eq!(
+            printed.matches("The connection to the server x was refused").count(),
+            1,
+            "{printed}"
+        );
+        assert!(!printed.contains('\x1b'), "{printed}");
     }
 }
 

@@ -181,10 +181,10 @@ fn deny_checks_advisories_of_all_crates_and_go_modules() {
     let offline = deny(&[], "", &[]);
     assert!(offline.status.success());
     assert!(!printed(&offline).contains("advisories"), "{}", printed(&offline));
-    let all = yaml(include_str!("build.yaml"));
+    let table = yaml(include_str!("build.yaml"));
     let everything = deny(&CHECKS, "", &[]);
     assert!(everything.status.success(), "{}", printed(&everything));
-    for place in texts(&all["places"]) {
+    for place in texts(&table["places"]) {
         assert!(printed(&everything).contains(place), "{place}: {}", printed(&everything));
         assert!(!deny(&CHECKS, place, &[]).status.success(), "{place}");
     }

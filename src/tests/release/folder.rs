@@ -272,8 +272,8 @@ fn no_published_file_contains_a_path_of_the_build() {
         }
         for directory in &directories {
             let bytes = directory.as_bytes();
-            let found = contents.windows(bytes.len()).any(|window| window == bytes);
-            assert!(!found, "{name} names {directory}");
+            let is_contained = contents.windows(bytes.len()).any(|window| window == bytes);
+            assert!(!is_contained, "{name} names {directory}");
         }
     }
 }

@@ -62,9 +62,9 @@ impl Pods {
     }
 
     pub fn ip_of(&self, name: &str, family: Family) -> String {
-        let all = self.field(name, ".status.podIPs[*].ip");
-        let ip = all.split(' ').find(|ip| family.includes(ip));
-        ip.unwrap_or_else(|| panic!("pod {name} has no {family:?} address: {all}")).to_owned()
+        let addresses = self.field(name, ".status.podIPs[*].ip");
+        let ip = addresses.split(' ').find(|ip| family.includes(ip));
+        ip.unwrap_or_else(|| panic!("pod {name} has no {family:?} address: {addresses}")).to_owned()
     }
 
     /// Connects from a container, and returns the server's line, or why there is none.

@@ -29,7 +29,8 @@ const TIMEOUT: &str = "--timeout=180s";
 /// Runs every check. The first two nodes are in the cluster, without the plugin. The third node
 /// joins later.
 pub fn run(names: [&str; 3], image: &Path, checks: &mut Checks) {
-    let [first, second] = [names[0], names[1]].map(Machine::in_cluster);
+    let first = Machine::in_cluster(names[0]);
+    let second = Machine::in_cluster(names[1]);
     let helm = Helm::new();
     let pods = Pods::default();
     if !checks.run("install on tainted nodes", || install(&helm, &pods, [&first, &second])) {

@@ -76,8 +76,10 @@ pub fn growths(samples: &[Sample]) -> Vec<Growth> {
     }
     for growth in &growths {
         if growth.exceeds_limits() {
-            let Growth { program, processes, first, last, .. } = growth;
-            let description = format!("{program}, {processes}: {first:?}, then {last:?}");
+            let description = format!(
+                "{}, {}: {:?}, then {:?}",
+                growth.program, growth.processes, growth.first, growth.last
+            );
             record_violation(Invariant::Flat, description);
         }
     }
