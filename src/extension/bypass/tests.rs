@@ -154,7 +154,8 @@ fn without_the_annotation_for_multus_everything_bypasses_the_proxy() {
 #[test]
 fn the_page_has_each_reason_with_its_meaning_and_a_remedy() {
     let page = include_str!("../../../docs/cli.md");
-    let (_, table) = page.split_once("| reason | what bypasses the proxy | close it by |\n").unwrap();
+    let (_, table) =
+        page.split_once("| reason | what bypasses the proxy | close it by |\n").unwrap();
     let mut rows = table.lines().skip(1);
     for reason in Reason::ALL {
         let begin = format!("| `{}` | {} | ", reason.label(), reason.text());

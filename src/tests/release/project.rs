@@ -52,10 +52,10 @@ fn support_on(day: &str) -> Output {
 
 #[test]
 fn the_check_of_support_fails_from_90_days_before_the_end_on() {
-    let lines = |output: &Output| crate::said(output).lines().map(str::to_owned).collect();
+    let lines = |output: &Output| crate::printed(output).lines().map(str::to_owned).collect();
     let [rust, debian] = ["rust_until", "debian_lts_until"].map(base);
     let good = support_on("2026-06-01");
-    assert!(good.status.success(), "{}", crate::said(&good));
+    assert!(good.status.success(), "{}", crate::printed(&good));
     let supported = [
         format!("Debian {} is supported until {debian}", base("debian")),
         format!("Rust {} is supported until {rust}", base("rust")),
@@ -80,7 +80,11 @@ fn the_check_of_support_fails_from_90_days_before_the_end_on() {
 fn the_check_of_support_refuses_what_is_no_day() {
     let output = support_on("tomorrow");
     assert!(!output.status.success());
-    assert!(crate::said(&output).contains("\"tomorrow\" is not a day"), "{}", crate::said(&output));
+    assert!(
+        crate::printed(&output).contains("\"tomorrow\" is not a day"),
+        "{}",
+        crate::printed(&output)
+    );
 }
 
 fn workflow(name: &str) -> Value {
