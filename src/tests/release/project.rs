@@ -19,7 +19,7 @@ fn workflows() -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// A variable of `scripts/release.d/base`.
+/// Returns a variable of `scripts/release.d/base`.
 fn base(name: &str) -> String {
     let start = format!("{name}=");
     let base = read("scripts/release.d/base");
@@ -29,8 +29,10 @@ fn base(name: &str) -> String {
 
 #[test]
 fn every_build_uses_the_rust_and_the_debian_of_scripts_release_d_base() {
-    let [rust, codename] = ["rust", "codename"].map(base);
-    let [image, slim_image] = ["image", "slim_image"].map(base);
+    let rust = base("rust");
+    let codename = base("codename");
+    let image = base("image");
+    let slim_image = base("slim_image");
     assert!(image.starts_with(&format!("rust:{rust}-{codename}@sha256:")), "{image}");
     assert!(slim_image.starts_with(&format!("rust:{rust}-slim-{codename}@sha256:")));
     assert_eq!(env!("CARGO_PKG_RUST_VERSION"), rust);
@@ -44,47 +46,44 @@ fn every_build_uses_the_rust_and_the_debian_of_scripts_release_d_base() {
     }
 }
 
-/// Runs `scripts/checks/support` on a day.
-fn support_on(day: &str) -> Output {
+/// Runs `scripts/checks/support` as if it were this day.
+fn check_support_on(day: &str) -> Output {
     let script = repository().join("scripts/checks/support");
     Command::new(script).arg(day).output().unwrap()
 }
 
 #[test]
-fn the_check_of_support_fails_from_90_days_before_the_end_on() {
-    let lines = |output: &Output| crate::printed(output).lines().map(str::to_owned).collect();
-    let [rust, debian] = ["rust_until", "debian_lts_until"].map(base);
-    let good = support_on("2026-06-01");
-    assert!(good.status.success(), "{}", crate::printed(&good));
-    let supported = [
-        format!("Debian {} is supported until {debian}", base("debian")),
-        format!("Rust {} is supported until {rust}", base("rust")),
+fn support_check_fails_in_the_last_90_days_and_after_the_end() {
+    let rust_end = base("rust_until");
+    let debian_end = base("debian_lts_until");
+    let supported_lines = [
+        format!("Debian {} is supported until {debian_end}", base("debian")),
+        format!("Rust {} is supported until {rust_end}", base("rust")),
     ];
-    let said: Vec<String> = lines(&good);
-    assert_eq!(said, supported);
-    let ended = support_on(&debian);
-    assert!(!ended.status.success());
-    let said: Vec<String> = lines(&ended);
-    let security = base("debian_security_until");
-    assert!(said[0].contains(&format!("ended its support on {security}")), "{said:?}");
-    for (line, supported) in said[1..].iter().zip(&supported) {
-        assert!(
-            line.starts_with(&format!("{supported} only; move releases to a newer ")),
-            "{line}"
-        );
+    let output = check_support_on("2026-06-01");
+    let text = crate::printed(&output);
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.lines().collect::<Vec<_>>(), supported_lines);
+
+    let output = check_support_on(&debian_end);
+    assert!(!output.status.success());
+    let text = crate::printed(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    let security_end = base("debian_security_until");
+    assert!(lines[0].contains(&format!("ended its support on {security_end}")), "{text}");
+    for (line, supported) in lines[1..].iter().zip(&supported_lines) {
+        let warning = format!("{supported} only; move releases to a newer ");
+        assert!(line.starts_with(&warning), "{line}");
     }
-    assert_eq!(said.len(), 3);
 }
 
 #[test]
-fn the_check_of_support_refuses_what_is_no_day() {
-    let output = support_on("tomorrow");
+fn support_check_refuses_a_word_that_is_no_day() {
+    let output = check_support_on("tomorrow");
     assert!(!output.status.success());
-    assert!(
-        crate::printed(&output).contains("\"tomorrow\" is not a day"),
-        "{}",
-        crate::printed(&output)
-    );
+    let text = crate::printed(&output);
+    assert!(text.contains("\"tomorrow\" is not a day"), "{text}");
 }
 
 fn workflow(name: &str) -> Value {
