@@ -18,6 +18,7 @@ pub mod kubeconfig;
 mod literal_address;
 pub mod object_reader;
 pub mod plain_http;
+pub mod pod_events;
 pub mod pod_list;
 pub mod pod_watch;
 pub mod redact;

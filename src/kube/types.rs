@@ -150,11 +150,24 @@ objects! {
     pub struct PodStatus {
         /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
         pub phase: String,
+        /// When the kubelet accepted the pod, before it made the pod's sandbox. RFC 3339, by the
+        /// node's clock.
+        pub start_time: Option<String>,
+        pub conditions: Vec<PodCondition>,
         #[serde(rename = "podIPs")]
         pub ips: Vec<PodIp>,
         pub init_container_statuses: Vec<ContainerStatus>,
         pub container_statuses: Vec<ContainerStatus>,
         pub ephemeral_container_statuses: Vec<ContainerStatus>,
+    }
+
+    pub struct PodCondition {
+        #[serde(rename = "type")]
+        pub kind: String,
+        /// `True`, `False` or `Unknown`.
+        pub status: String,
+        /// When `status` changed last. RFC 3339, by the clock of the component that wrote it.
+        pub last_transition_time: Option<String>,
     }
 
     pub struct PodIp {
