@@ -1,6 +1,7 @@
 //! The agent's files on the node: plugin binaries, kubeconfig and plugin entries.
 
 pub mod binaries;
+pub mod chain_digest;
 pub mod contention;
 pub mod failed_uninstall;
 pub mod install;
@@ -11,6 +12,7 @@ pub mod observed;
 pub mod plugin_call;
 pub mod uninstall;
 pub mod upstream_kubeconfig;
+pub mod withdrawal;
 
 use std::path::{Path, PathBuf};
 

@@ -5,7 +5,8 @@
 //! 1. the plugin entries in the network configs,
 //! 2. the kubeconfig,
 //! 3. the plugin binaries,
-//! 4. the saved state, which the first step needs, and the node's copy of its pods.
+//! 4. the saved state, which the first step needs, the record of a withdrawal, and the node's copy of
+//!    its pods.
 //!
 //! Another agent on the same node may chain the plugin again at any time. So steps 2 to 4 begin
 //! only when no network config has named the plugin for a while. Their files are first renamed. If
@@ -25,7 +26,7 @@ use super::binaries::Binaries;
 use super::leftovers;
 use super::lock::{NodeLock, NodeLocker};
 use super::network_config_steps::{NetDir, content};
-use super::{Mounts, NodeSettings, OVERWRITTEN};
+use super::{Mounts, NodeSettings, OVERWRITTEN, withdrawal};
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir::{self, ConfigFile, RuntimeReaction};
 use crate::conflist::plan;
@@ -290,7 +291,8 @@ impl Uninstall<'_> {
         }
     }
 
-    /// Removes the renamed files, the node's copy of its pods, and the file of the `lock`.
+    /// Removes the renamed files, the record of a withdrawal, the node's copy of its pods, and the
+    /// file of the `lock`.
     fn finish(&mut self, staged: Vec<StagedRemoval>, lock: &NodeLock) {
         for removal in staged {
             let path = removal.path().to_owned();
@@ -298,6 +300,9 @@ impl Uninstall<'_> {
                 Ok(()) => info!("removed {}", path.display()),
                 Err(error) => self.attempt_failures.push(error.to_string()),
             }
+        }
+        if let Err(error) = withdrawal::remove(self.settings) {
+            self.attempt_failures.push(error.to_string());
         }
         if let Some(run_dir) = &self.settings.run_dir {
             for error in pod_copy::clear(run_dir) {
