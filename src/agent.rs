@@ -8,8 +8,8 @@
 //! only if a setting or the plugin entry template is invalid, or if a thread or the signal handling
 //! cannot be set up.
 //!
-//! Read [`settings`] and [`reconcile`] first, then [`yielding`], [`self_test`], [`api_thread`] and
-//! [`stop`].
+//! Read [`settings`] and [`reconcile`] first, then [`yielding`], [`self_test`], [`runtime_proof`],
+//! [`api_thread`] and [`stop`].
 
 pub mod agent_metrics;
 pub mod api_history;
@@ -22,6 +22,7 @@ pub mod pods;
 pub mod readiness;
 pub mod reconcile;
 pub mod record_socket;
+pub mod runtime_proof;
 pub mod self_test;
 pub mod settings;
 pub mod status_body;

@@ -1,5 +1,6 @@
 //! Talks to the API server: requests the plugin's token, checks the token in the kubeconfig on
-//! the host, posts Events, and removes the startup taint from the Node.
+//! the host, posts Events, asks for the Events of pods without sandbox, and removes the startup taint
+//! from the Node.
 //!
 //! All requests of this module are sent from one thread, so that a slow or unreachable API server
 //! never delays a reconcile pass. The thread stores its results in a state that the reconciler
@@ -9,6 +10,7 @@
 pub mod event_queue;
 mod first_install;
 mod node_readiness;
+mod sandbox_events;
 mod schedule;
 pub mod server_address;
 mod startup_taint;
@@ -29,6 +31,7 @@ use super::api_history::ApiHistory;
 use super::file_watch::Waker;
 use super::identity::{USER_AGENT, access_source};
 use super::own_pod::OwnPod;
+use super::runtime_proof::RuntimeProof;
 use super::settings::Settings;
 use crate::deadline::run_within;
 use crate::failure::Failure;
@@ -67,6 +70,7 @@ struct State {
     history: ApiHistory,
     own_pod: OwnPod,
     first_watch: FirstWatch,
+    runtime_proof: RuntimeProof,
     /// `None` after SIGTERM or SIGINT: the agent then leaves the Node unchanged for the next agent.
     node: Option<NodeReadiness>,
     events: EventQueue,
@@ -101,6 +105,7 @@ impl State {
             history: ApiHistory::default(),
             own_pod: OwnPod::default(),
             first_watch: FirstWatch::default(),
+            runtime_proof: RuntimeProof::new(sandbox_events::watch_problem(settings), now),
             node: Some(NodeReadiness::at_start(now)),
             events: EventQueue::new(now),
             schedule,

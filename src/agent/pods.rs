@@ -16,6 +16,7 @@ mod node_pod;
 mod own_pod_watch;
 mod publisher;
 mod request_limit;
+mod sandbox_watch;
 
 use std::io;
 use std::ops::ControlFlow;
@@ -38,6 +39,7 @@ use crate::pod_copy;
 use node_pod::NodePod;
 use own_pod_watch::OwnPodWatch;
 use publisher::Publisher;
+use sandbox_watch::SandboxWatch;
 
 /// Longest random wait before the first list, on a node that has a kubeconfig. The wait is short,
 /// because the agent is not ready before that list, and a rolling update waits for each node.
@@ -72,7 +74,8 @@ pub fn start(
         status.await_pod_copy(Instant::now() + FIRST_LIST_TIMEOUT, waker);
         let pods = Selection::Node(node);
         let spread = start_spread(settings);
-        thread.spawn(move || watch_node(connection, &pods, spread, own_pod.as_ref(), publisher))?;
+        let watch = NodeWatch { own_pod, sandboxes: SandboxWatch::new(api), publisher };
+        thread.spawn(move || watch_node(connection, &pods, spread, watch))?;
     } else if let Some(own_pod) = own_pod {
         thread.spawn(move || watch_own_pod(connection, &own_pod))?;
     }
@@ -96,18 +99,21 @@ fn start_spread(settings: &Settings) -> Duration {
     }
 }
 
-fn watch_node(
-    connection: Connection,
-    pods: &Selection,
-    spread: Duration,
-    own_pod: Option<&OwnPodWatch>,
-    mut publisher: Publisher,
-) {
+/// The users of the watch of the node's pods.
+struct NodeWatch {
+    /// `None` if the agent does not know the name of its pod.
+    own_pod: Option<OwnPodWatch>,
+    sandboxes: SandboxWatch,
+    publisher: Publisher,
+}
+
+fn watch_node(connection: Connection, pods: &Selection, spread: Duration, mut watch: NodeWatch) {
     pod_watch::run(connection, pods, spread, |update| {
-        if let Some(own_pod) = own_pod {
+        if let Some(own_pod) = &watch.own_pod {
             own_pod.record(&update, |pod: &NodePod| &pod.seen);
         }
-        publisher.apply(update)
+        watch.sandboxes.record(&update);
+        watch.publisher.apply(update)
     });
 }
 

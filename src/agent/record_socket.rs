@@ -197,6 +197,7 @@ impl RecordSocket {
         let Some(record) = Record::parse(bytes) else { return };
         self.status.plugin_calls.count(&record);
         self.api.report_failure(&record);
+        self.api.record_plugin_call();
         if record.error.is_some() {
             error!("{record}");
         } else if !record.warnings().is_empty() {

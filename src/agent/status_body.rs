@@ -27,6 +27,10 @@ pub struct StatusBody {
     pub contended: Vec<String>,
     /// State of the node's copy of its pods. `None` if the agent does not watch the pods.
     pub pod_copy: Option<PodCopyStatus>,
+    /// What the container runtime has shown of the chain. `None` if the plugin is not chained, or if
+    /// the runtime calls it only for some pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<RuntimeStatus>,
     /// Problems and warnings of the last pass, by [`Subject::key`].
     pub problems: BTreeMap<String, String>,
     #[serde(flatten)]
@@ -59,6 +63,34 @@ pub struct PodCopyStatus {
     pub problem: Option<String>,
     /// Number of pods with a path around the proxy, by the label of the reason for the path.
     pub bypasses: BTreeMap<String, usize>,
+}
+
+/// What `/status` says about the container runtime.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RuntimeStatus {
+    pub chain: ChainProof,
+    /// Why the chain is not proven.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// Whether the container runtime has shown that it can run the plugin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ChainProof {
+    /// The runtime has not started a pod through the chain yet.
+    Provisional,
+    /// Like [`ChainProof::Provisional`], and the agent would not notice that the runtime cannot run
+    /// the plugin.
+    Unprovable,
+    Proven,
+    /// The agent has removed the plugin entry, because the runtime cannot run the plugin.
+    Withdrawn,
+    /// A value of a later version.
+    #[default]
+    #[serde(other)]
+    Unknown,
 }
 
 /// What `/status` says about the plugin's calls since the agent started. Counts of zero are left

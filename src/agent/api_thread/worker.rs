@@ -1,6 +1,7 @@
 //! The thread that talks to the API server: renews the plugin's token ([`token`](super::token)),
-//! checks the token in the kubeconfig ([`token_check`](super::token_check)), posts Events and
-//! removes the startup taint.
+//! checks the token in the kubeconfig ([`token_check`](super::token_check)), posts Events, asks for
+//! the Events of pods without sandbox ([`sandbox_events`](super::sandbox_events)) and removes the
+//! startup taint.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -31,6 +32,8 @@ pub struct Worker {
     /// Connection with the kubeconfig on the host, as the plugin connects.
     pub plugin_connection: Connection,
     startup_taint: StartupTaint,
+    /// Whether the last list of a pod's Events failed.
+    pub event_list_fails: bool,
     /// Whether the API server was unreachable in a check since its name was resolved.
     pub is_unreachable: bool,
     /// When the name was last resolved to another address than the one that was in use.
@@ -46,6 +49,7 @@ impl Worker {
             own_connection: Connection::new(source, USER_AGENT, deadlines),
             plugin_connection: Connection::new(kubeconfig, USER_AGENT, deadlines),
             startup_taint: StartupTaint::new(&api.settings, Instant::now()),
+            event_list_fails: false,
             is_unreachable: false,
             address_changed: None,
             api,
@@ -64,6 +68,7 @@ impl Worker {
                 self.check_token();
             }
             self.post_events();
+            self.ask_for_sandbox_events();
             let is_ready = self.api.state().node.as_ref().is_some_and(NodeReadiness::is_ready);
             let taint_due = self.startup_taint.remove_if_due(&mut self.own_connection, is_ready);
             let wait = self.next_due(taint_due).saturating_duration_since(Instant::now());
@@ -80,7 +85,8 @@ impl Worker {
     fn next_due(&self, taint_due: Option<Instant>) -> Instant {
         let state = self.api.state();
         let mut next = state.schedule.next_due();
-        for due in [taint_due, state.events.due()].into_iter().flatten() {
+        let times = [taint_due, state.events.due(), state.runtime_proof.due()];
+        for due in times.into_iter().flatten() {
             next = next.min(due);
         }
         next

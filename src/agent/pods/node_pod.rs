@@ -1,6 +1,7 @@
 //! A pod of the node, reduced to what its copy and the agent need.
 
 use crate::agent::own_pod::SeenPod;
+use crate::agent::runtime_proof::sandbox::Sandbox;
 use crate::cni::args::PodRef;
 use crate::kube::pod_list::FromPod;
 use crate::kube::types::{Metadata, Pod, STATIC_POD_UID};
@@ -15,6 +16,8 @@ pub struct NodePod {
     pub pod: PodRef,
     /// What the object shows if this is the agent's own pod.
     pub seen: SeenPod,
+    /// The pod's sandbox. `None` for a pod in the host's network.
+    pub sandbox: Option<Sandbox>,
     /// What is published of the pod. `None` for a pod in the host's network, because the runtime
     /// does not call the plugin for it.
     pub content: Option<PodContent>,
@@ -39,9 +42,10 @@ impl FromPod for NodePod {
         }
         let pod = runtime_pod(&object.metadata);
         let seen = SeenPod::read(&object.metadata);
+        let sandbox = Sandbox::read(&object);
         let content =
             if object.spec.host_network { None } else { Some(PodContent::from_object(object)?) };
-        Some(NodePod { pod, seen, content })
+        Some(NodePod { pod, seen, sandbox, content })
     }
 }
 

@@ -184,7 +184,7 @@ impl Publisher {
 
     /// Publishes the pod, unless the file of the pod is current. Removes the file if publishing
     /// fails. A failed request is repeated only when the pod changes, or at the next list.
-    fn publish(&mut self, NodePod { pod, seen, content }: NodePod) {
+    fn publish(&mut self, NodePod { pod, seen, sandbox, content }: NodePod) {
         let Some(content) = content else { return };
         if let Some(known) = self.known_pods.get(&pod.uid)
             && known.facts == content.facts
@@ -207,7 +207,7 @@ impl Publisher {
             return;
         };
         if needs_request(&own) && !self.request_limit.allows(&pod.uid, Instant::now()) {
-            self.postpone(NodePod { pod, seen, content: Some(content) });
+            self.postpone(NodePod { pod, seen, sandbox, content: Some(content) });
             return;
         }
         let decision = match own {

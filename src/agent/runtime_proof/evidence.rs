@@ -1,0 +1,191 @@
+//! Finds the Event with which the container runtime says that it could not run the plugin. Pure.
+//!
+//! containerd and CRI-O call plugins with the same library. Its texts, and those that they add:
+//! - `failed to find plugin "linkerd-cni" in path [...]`: [`FindInPath`]
+//! - `netplugin failed with no error message: fork/exec PATH: CAUSE`: [`pluginErr`], with the error
+//!   of Go's `os/exec` if the kernel did not start the plugin
+//! - `plugin type="linkerd-cni" name="NAME" failed (add): ERROR`: `AddNetworkList`
+//! - `Network plugin returns error: ERROR`: the kubelet, if containerd 2 asks the plugins for their
+//!   status
+//!
+//! The text after `failed (add): ` decides from its first character on. If the plugin has run and
+//! has failed, it is the plugin's own message, which may quote what the pod's author wrote.
+//!
+//! [`FindInPath`]: https://github.com/containernetworking/cni/blob/v1.3.0/pkg/invoke/find.go#L25-L48
+//! [`pluginErr`]: https://github.com/containernetworking/cni/blob/v1.3.0/pkg/invoke/raw_exec.go
+
+use std::time::SystemTime;
+
+use super::SETTLING_TIME;
+use crate::cni::args::PodRef;
+use crate::conflist::PLUGIN;
+use crate::kube::pod_events::PodEvent;
+use crate::node::withdrawal::{Evidence, RunFailure};
+use crate::quote::one_line;
+
+/// Longest text of the runtime that is quoted, in characters.
+const MESSAGE_LIMIT: usize = 200;
+/// Plugins that call the plugins of the network config themselves, and repeat their errors.
+const META_PLUGINS: [&str; 2] = ["multus", "multus-shim"];
+/// Why the kernel does not start a program that it will not start at the next attempt either. Other
+/// causes, such as `text file busy` or `cannot allocate memory`, pass.
+const LASTING_CAUSES: [&str; 4] = [
+    "permission denied",
+    "exec format error",
+    "no such file or directory",
+    "operation not permitted",
+];
+
+/// Finds evidence among the `events` of `pod`: an Event of the kubelet of `node`, newer than the
+/// chain. `node` is `None` if the agent does not know the name of its node.
+pub fn find(
+    events: &[PodEvent],
+    pod: &PodRef,
+    node: Option<&str>,
+    chained_since: SystemTime,
+) -> Option<Evidence> {
+    for event in events {
+        let is_newer =
+            event.happened_last().is_some_and(|date| date > chained_since + SETTLING_TIME);
+        if is_newer
+            && is_of_kubelet(event, node)
+            && let Some(error) = plugin_error(event)
+            && let Some(failure) = run_failure(error)
+        {
+            let message = one_line(error).chars().take(MESSAGE_LIMIT).collect();
+            return Some(Evidence { pod: pod.to_string(), failure, message });
+        }
+    }
+    None
+}
+
+fn is_of_kubelet(event: &PodEvent, node: Option<&str>) -> bool {
+    event.source.component == "kubelet" && node.is_none_or(|node| node == event.source.host)
+}
+
+/// Returns the error of the plugin, or of the runtime that could not run the plugin.
+fn plugin_error(event: &PodEvent) -> Option<&str> {
+    match event.reason.as_str() {
+        "FailedCreatePodSandBox" => failed_add(&event.message),
+        "NetworkNotReady" => {
+            let (_, error) = event.message.split_once("Network plugin returns error: ")?;
+            Some(error)
+        }
+        _ => None,
+    }
+}
+
+/// Returns the error with which ADD of the plugin failed. `None` if another plugin failed.
+fn failed_add(message: &str) -> Option<&str> {
+    let mut rest = message;
+    loop {
+        let (_, named) = rest.split_once("plugin type=\"")?;
+        let (name, described) = named.split_once('"')?;
+        let (_, error) = described.split_once(" failed (add): ")?;
+        if name == PLUGIN {
+            return Some(error);
+        }
+        if !META_PLUGINS.contains(&name) {
+            return None;
+        }
+        rest = error;
+    }
+}
+
+/// Returns how the runtime failed to run the plugin. `None` if the plugin has run, or may run at
+/// the next attempt.
+fn run_failure(error: &str) -> Option<RunFailure> {
+    if error.starts_with(&format!("failed to find plugin \"{PLUGIN}\" in path ")) {
+        return Some(RunFailure::NotFound);
+    }
+    let start = error.strip_prefix("netplugin failed with no error message: fork/exec ")?;
+    let (_, cause) = start.split_once(&format!("/{PLUGIN}: "))?;
+    if LASTING_CAUSES.iter().any(|lasting| cause.starts_with(lasting)) {
+        return Some(RunFailure::NotStarted);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use serde::Deserialize;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod() -> PodRef {
+        let [namespace, name, uid] = ["shop", "web", "u-1"].map(str::to_owned);
+        PodRef { namespace, name, uid }
+    }
+
+    fn event(seconds: u64, change: impl FnOnce(&mut Value)) -> PodEvent {
+        let date = UNIX_EPOCH + Duration::from_secs(seconds);
+        let mut event = json!({
+            "reason": "FailedCreatePodSandBox",
+            "message": "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to \
+                setup network for sandbox \"c58b\": plugin type=\"linkerd-cni\" name=\"k8s\" failed \
+                (add): failed to find plugin \"linkerd-cni\" in path [/usr/lib/cni]",
+            "source": {"component": "kubelet", "host": "node-1"},
+            "lastTimestamp": humantime::format_rfc3339_seconds(date).to_string(),
+        });
+        change(&mut event);
+        serde_json::from_value(event).unwrap()
+    }
+
+    fn found(event: PodEvent) -> Option<Evidence> {
+        find(&[event], &pod(), Some("node-1"), UNIX_EPOCH + Duration::from_secs(100))
+    }
+
+    #[test]
+    fn only_an_event_of_this_nodes_kubelet_that_is_newer_than_the_chain_is_evidence() {
+        type Change = fn(&mut Value);
+        let rows: [(&str, u64, Change, bool); 8] = [
+            ("newer", 103, |_| {}, true),
+            ("older", 99, |_| {}, false),
+            ("perhaps of the network config before", 102, |_| {}, false),
+            ("without a time", 103, |event| event["lastTimestamp"] = Value::Null, false),
+            ("another reason", 103, |event| event["reason"] = json!("FailedMount"), false),
+            ("another node", 103, |event| event["source"]["host"] = json!("node-2"), false),
+            ("another program", 103, |event| event["source"]["component"] = json!("x"), false),
+            ("no source", 103, |event| event["source"] = Value::Null, false),
+        ];
+        for (name, seconds, change, expected) in rows {
+            assert_eq!(found(event(seconds, change)).is_some(), expected, "{name}");
+        }
+        let evidence = found(event(103, |_| {})).unwrap();
+        assert_eq!(evidence.pod, "shop/web");
+        assert_eq!(
+            evidence.message,
+            "failed to find plugin \"linkerd-cni\" in path [/usr/lib/cni]"
+        );
+    }
+
+    /// A row of `evidence.yaml`.
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Text {
+        #[serde(default = "failed_sandbox")]
+        reason: String,
+        message: String,
+        /// `None`: the text is no evidence.
+        failure: Option<RunFailure>,
+    }
+
+    fn failed_sandbox() -> String {
+        "FailedCreatePodSandBox".to_owned()
+    }
+
+    #[test]
+    fn only_words_of_a_runtime_that_cannot_run_the_plugin_are_evidence() {
+        for (name, row) in testkit::table::rows::<Text>(include_str!("evidence.yaml")) {
+            let event = event(103, |event| {
+                event["reason"] = json!(row.reason);
+                event["message"] = json!(row.message);
+            });
+            let failure = found(event).map(|evidence| evidence.failure);
+            assert_eq!(failure, row.failure, "{name}");
+        }
+    }
+}

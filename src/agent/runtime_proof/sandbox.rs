@@ -1,0 +1,47 @@
+//! What the status of a pod says about its sandbox. Pure.
+
+use std::time::SystemTime;
+
+use crate::kube::types::Pod;
+
+/// Condition that is true while the pod has a sandbox with a network. Kubernetes has it by default
+/// from 1.29 on (feature gate `PodReadyToStartContainersCondition`).
+const READY_TO_START: &str = "PodReadyToStartContainers";
+
+/// The sandbox of a pod that is not in the host's network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sandbox {
+    Missing,
+    Made {
+        /// When the kubelet accepted the pod, before the sandbox was made. `None` if the status does
+        /// not tell.
+        accepted: Option<SystemTime>,
+    },
+    /// The pod is being deleted, so that it may lose its sandbox, or never get one.
+    Leaving,
+}
+
+impl Sandbox {
+    /// Reads the pod's status. `None` for a pod in the host's network: the runtime calls no plugin
+    /// for it.
+    pub fn read(pod: &Pod) -> Option<Sandbox> {
+        if pod.spec.host_network {
+            return None;
+        }
+        if pod.metadata.deletion_timestamp.is_some() {
+            return Some(Sandbox::Leaving);
+        }
+        let status = &pod.status;
+        let condition = status.conditions.iter().find(|condition| condition.kind == READY_TO_START);
+        let has_sandbox = match condition.map(|condition| condition.status.as_str()) {
+            Some("True") => true,
+            Some("False") => false,
+            _ => !status.ips.is_empty(),
+        };
+        if !has_sandbox {
+            return Some(Sandbox::Missing);
+        }
+        let accepted = status.start_time.as_deref();
+        Some(Sandbox::Made { accepted: accepted.and_then(|at| humantime::parse_rfc3339(at).ok()) })
+    }
+}
