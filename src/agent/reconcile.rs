@@ -10,6 +10,7 @@ mod kubeconfig;
 mod other_agent;
 mod plugin_token;
 mod verify;
+mod withdrawals;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,13 +19,16 @@ use super::api_thread::ApiHandle;
 use super::api_thread::event_queue::Event;
 use super::readiness::Status;
 use super::record_socket::RecordSocket;
+use super::runtime_proof::Chain;
 use super::self_test::SelfTest;
 use super::settings::Settings;
+use super::status_body::StatusBody;
 use super::subject::Subject;
 use super::yielding::{OtherAgent, usable_entry_is_installed};
-use crate::conflist::Entry;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::saved_state::SavedState;
+use crate::conflist::{Entry, PLUGIN, plan};
+use crate::files;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::binaries::Binaries;
 use crate::node::contention::{ContendedFile, LimitedWriter};
@@ -35,12 +39,13 @@ use crate::node::install::{self, StepOutcome, kubeconfig::HostName};
 use crate::node::leftovers::{LeftoversOutcome, LeftoversRemoval};
 use crate::node::lock::NodeLocker;
 use crate::node::observed::Observed;
-use crate::node::{Mounts, NodeSettings};
+use crate::node::{Mounts, NodeSettings, withdrawal};
 use entry_history::EntryHistory;
 use findings::Finding;
 use judge::{ConfigsReconciled, Installed, Judgement, Verified};
 use other_agent::{KeptFiles, OtherAgents};
 use plugin_token::TokenSource;
+use withdrawals::{OwnChain, Withdrawals};
 
 /// Reconciles the host. Each pass decides from the files that it finds. What is remembered between
 /// passes only saves work, repeated log lines, and writes under contention.
@@ -61,6 +66,7 @@ pub struct Reconciler {
     leftovers: LeftoversRemoval,
     token_source: TokenSource,
     other_agents: OtherAgents,
+    withdrawals: Withdrawals,
     entry_history: EntryHistory,
     /// `None` if the settings do not require a self-test for readiness.
     self_test: Option<SelfTest>,
@@ -86,6 +92,7 @@ impl Reconciler {
             leftovers: LeftoversRemoval::default(),
             token_source: TokenSource::default(),
             other_agents: OtherAgents::new(&settings),
+            withdrawals: Withdrawals::default(),
             entry_history: EntryHistory::default(),
             settings,
             entry,
@@ -153,9 +160,7 @@ impl Reconciler {
         // plugin is chained, because without the plugin meshed pods start without redirect rules.
         let has_kubeconfig = decision.missing().is_none() && kubeconfig.problem.is_none();
         let can_chain = !is_deferred && binaries.problem.is_none() && has_kubeconfig;
-        let newer_agent_runs = kept.agent == Some(OtherAgent::Newer);
-        let configs =
-            self.reconcile_configs(observed, newer_agent_runs, can_chain, lock.is_exclusive);
+        let configs = self.reconcile_configs(observed, kept.agent, can_chain, lock.is_exclusive);
         drop(lock);
 
         let contended = self.writer.contended(Instant::now());
@@ -203,14 +208,16 @@ impl Reconciler {
 
     /// Keeps the plugin entry in the network configs correct, which may be the entry of this agent
     /// or of another. Writes only if binary and kubeconfig are in place (`can_chain`). `is_locked`
-    /// says that no other agent of this project writes at the same time.
+    /// says that no other agent of this project writes at the same time. `kept` is the agent whose
+    /// plugin binary and kubeconfig stay in use.
     fn reconcile_configs(
         &mut self,
         observed: Observed,
-        newer_agent_runs: bool,
+        kept: Option<OtherAgent>,
         can_chain: bool,
         is_locked: bool,
     ) -> ConfigsReconciled {
+        let newer_agent_runs = kept == Some(OtherAgent::Newer);
         let mut configs = match observed.configs {
             Ok(configs) => configs,
             Err(error) => {
@@ -222,6 +229,12 @@ impl Reconciler {
         let settings = Arc::clone(&self.settings);
         let node = &settings.node;
         self.count_time_without_entry(&configs);
+        let mut chain = OwnChain::default();
+        if kept.is_none() {
+            chain = self.withdrawals.decide(node, &self.entry, &self.api);
+        }
+        let withdrawn = chain.withdrawn_for.as_ref();
+        let withdrawn = withdrawn.map(|evidence| withdrawals::describe(node, evidence));
         let mut leftovers = LeftoversOutcome::default();
         let mut yielded = None;
         if can_chain && !self.leftovers.is_complete() {
@@ -229,7 +242,7 @@ impl Reconciler {
             // Some of these network configs may have been leftovers, and are removed now.
             configs.retain(|file| node.net_dir.join(&file.name).symlink_metadata().is_ok());
         }
-        if can_chain {
+        if can_chain && withdrawn.is_none() {
             let own = &self.entry;
             yielded = self.other_agents.decide_entry_in_use(node, newer_agent_runs, own, &configs);
         }
@@ -238,10 +251,12 @@ impl Reconciler {
             own: &self.entry,
             yielded: yielded.as_ref().map(|yielded| &yielded.entry),
             is_left_to_newer_agent: newer_agent_runs
-                && self.has_usable_entry(&configs, &observed.saved),
+                && (self.has_usable_entry(&configs, &observed.saved)
+                    || has_withdrawn_its_chain(node)),
             can_chain,
             is_locked,
             bin_dir: self.bin_dir.check(node, settings.require_network_plugins, &configs),
+            withdrawn,
         };
         let outcome = install::network_configs::install(
             &chaining,
@@ -249,7 +264,29 @@ impl Reconciler {
             observed.saved,
             &mut self.writer,
         );
+        let mut chain_in_place = None;
+        if yielded.is_none() && outcome.is_unchanged() {
+            chain_in_place = self.chain_in_place(chain, &configs);
+        }
+        self.api.observe_chain(chain_in_place);
         ConfigsReconciled { leftovers, yielded, outcome }
+    }
+
+    /// Returns the chain of this agent, if the runtime calls the plugin through it for each pod.
+    /// `None` in the mode in which Multus calls the plugin: pods that do not name it there start
+    /// whatever is wrong with it.
+    fn chain_in_place(&self, own: OwnChain, configs: &[ConfigFile]) -> Option<Chain> {
+        let node = &self.settings.node;
+        if own.withdrawn_for.is_some() {
+            return None;
+        }
+        let called = plan::called_config(configs)?;
+        if !self.entry.matches(called.plugin_entry()?.text) {
+            return None;
+        }
+        let config_changed = files::changed_at(&node.net_dir.join(&called.name))?;
+        let binary_changed = files::changed_at(&node.bin_dir.join(PLUGIN))?;
+        Some(Chain { digest: own.digest?, since: config_changed.max(binary_changed) })
     }
 
     /// Returns whether a plugin entry is installed with which the plugin works.
@@ -323,8 +360,15 @@ impl Reconciler {
         // `not_ready` says nothing about warnings. So the startup taint is removed in spite of
         // them: some warnings are permanent.
         self.api.record_pass(judgement.status.not_ready.as_deref());
-        self.status.set_last_pass(judgement.status.clone());
+        let runtime = self.api.runtime_status();
+        self.status.set_last_pass(StatusBody { runtime, ..judgement.status.clone() });
     }
+}
+
+/// Returns whether the newer agent has withdrawn its chain, so that this agent must not chain the
+/// plugin in its place. An unreadable record counts as one.
+fn has_withdrawn_its_chain(settings: &NodeSettings) -> bool {
+    !matches!(withdrawal::read(settings), Ok(None))
 }
 
 /// Returns a writer that makes the node not ready before each write. `/ready` then reports the file

@@ -30,6 +30,9 @@ pub struct Chaining<'a> {
     /// Whether this agent has the lock, so that no other agent of this project writes meanwhile.
     pub is_locked: bool,
     pub bin_dir: BinDir,
+    /// Why the plugin is unchained from all network configs: the container runtime cannot run it.
+    /// `None` if it can, or if that is unknown.
+    pub withdrawn: Option<String>,
 }
 
 /// Outcome of [`install`].
@@ -56,6 +59,13 @@ pub struct ConfigsOutcome {
     pub allowed_at: Option<Instant>,
 }
 
+impl ConfigsOutcome {
+    /// Returns whether the network configs are correct, and were correct before the step.
+    pub fn is_unchanged(&self) -> bool {
+        self.problem.is_none() && self.writes.is_empty() && !self.is_stale
+    }
+}
+
 /// A network config that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigWrite {
@@ -73,6 +83,7 @@ pub enum Change {
 }
 
 /// Chains the plugin to the network configs that the mode selects, and unchains it from all others.
+/// If the chain is withdrawn, unchains the plugin from all network configs.
 /// `configs` and `saved` are what the pass has read from the net dir.
 pub fn install(
     chaining: &Chaining<'_>,
@@ -96,9 +107,12 @@ pub fn install(
     for (name, why) in &plan.skipped {
         outcome.file_problems.push((net_dir.join(name), why.clone()));
     }
+    // The plugin is unchained from all network configs even if it could not be chained now.
+    let is_withdrawn = chaining.withdrawn.is_some();
     match &chaining.bin_dir {
         BinDir::Usable => {}
         BinDir::Doubtful(why) => outcome.bin_dir_warning = Some(why.clone()),
+        BinDir::Unusable(_) if is_withdrawn => {}
         BinDir::Unusable(why) => {
             outcome.problem = Some(format!(
                 "the plugin is not chained, because pods could no longer start: {why}"
@@ -107,7 +121,7 @@ pub fn install(
         }
     }
     let not_chained = plan.not_chained.take();
-    if !chaining.can_chain {
+    if !chaining.can_chain && !is_withdrawn {
         outcome.problem = not_chained;
         return outcome;
     }
@@ -151,6 +165,13 @@ impl Chaining<'_> {
     fn plan(&self, configs: &[ConfigFile], saved: &SavedState) -> Plan {
         if self.is_left_to_newer_agent {
             return Plan::default();
+        }
+        if let Some(why) = &self.withdrawn {
+            return Plan {
+                unchain_steps: plan::unchain(configs, saved),
+                not_chained: Some(why.clone()),
+                ..Plan::default()
+            };
         }
         let mut plan = plan::chain(&self.settings.mode, configs, self.own, self.yielded, saved);
         if configs.is_empty()
