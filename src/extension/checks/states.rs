@@ -9,7 +9,7 @@ use super::NODES;
 use super::agent_states::AgentStates;
 use super::nodes::on_node_and_pod;
 use crate::VERSION;
-use crate::agent::status_body::StatusBody;
+use crate::agent::status_body::{ChainProof, StatusBody};
 use crate::agent::subject::Subject;
 use crate::extension::agents::Agent;
 use crate::extension::facts::Facts;
@@ -41,6 +41,7 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     if !is_called_by_multus(daemonset) {
         let called = "the active network config of each node calls the plugin";
         checks.push(check("conflist", called, conflists(&states)));
+        checks.push(check("runtime", &started(&states), runtimes(&states)));
     }
     let not_overwritten = "no other program overwrites the agents' files";
     let succeed = format!("plugin calls succeed ({})", backends(&states));
@@ -136,6 +137,43 @@ fn conflists(states: &AgentStates<'_>) -> CheckResult {
         let why = body.problem(&Subject::NetworkConfig);
         Some(why.unwrap_or("the agent reports none").to_owned())
     })
+}
+
+/// Describes the check of the runtimes, with the number of nodes whose runtime has not called the
+/// plugin yet.
+fn started(states: &AgentStates<'_>) -> String {
+    let not_called = states.each(|body| {
+        let runtime = body.runtime.as_ref()?;
+        if runtime.chain == ChainProof::Provisional { runtime.note.clone() } else { None }
+    });
+    let description = "no runtime fails to run the plugin";
+    match not_called.len() {
+        0 => description.to_owned(),
+        1 => format!("{description} (1 node: not called by the runtime yet)"),
+        nodes => format!("{description} ({nodes} nodes: not called by the runtime yet)"),
+    }
+}
+
+/// Fails with the nodes whose runtime cannot run the plugin. A chain that is provisional is no
+/// problem: nothing speaks against it, and the agent watches what the next pods do.
+fn runtimes(states: &AgentStates<'_>) -> CheckResult {
+    let summary = "nodes whose runtime cannot run the plugin, so that the agent has removed the \
+                   plugin entry";
+    states.judge_known(
+        Severity::Error,
+        summary,
+        |body| runtime_note(body, ChainProof::Withdrawn),
+        |body| runtime_note(body, ChainProof::Unprovable),
+    )
+}
+
+/// Returns the note on the runtime if the chain is in this state.
+fn runtime_note(body: &StatusBody, state: ChainProof) -> Option<String> {
+    let runtime = body.runtime.as_ref()?;
+    if runtime.chain != state {
+        return None;
+    }
+    Some(runtime.note.clone().unwrap_or_default())
 }
 
 fn tokens(states: &AgentStates<'_>) -> CheckResult {
