@@ -55,6 +55,10 @@ impl Agent {
         }
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        self.ended().is_some()
+    }
+
     fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }

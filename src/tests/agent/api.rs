@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use serde_json::{Value, json};
-use testkit::api::{self, Request, Response, Routes};
+use testkit::api::{self, ApiFault, Request, Response, Routes};
 
 pub type Api = api::Server<Kubernetes>;
 pub type State = api::State<Kubernetes>;
@@ -18,6 +18,32 @@ pub enum DaemonSetState {
     Replaced,
     NamespaceBeingDeleted,
     Status(u16),
+}
+
+/// The response to a list of the Events about a pod.
+#[derive(Clone)]
+pub enum PodEvents {
+    Items(Vec<Value>),
+    Status(u16),
+    /// The response never arrives.
+    Hang,
+}
+
+impl PodEvents {
+    fn response(&self) -> Response {
+        match self {
+            PodEvents::Items(items) => {
+                let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+                let mut items = items.clone();
+                for item in &mut items {
+                    item["lastTimestamp"] = json!(now);
+                }
+                Response::new(200, json!({"kind": "EventList", "metadata": {}, "items": items}))
+            }
+            PodEvents::Status(code) => Response::status(*code),
+            PodEvents::Hang => Response { fault: Some(ApiFault::Hang), ..Response::new(200, "") },
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -53,6 +79,8 @@ pub struct Kubernetes {
     pub pods: Vec<Value>,
     /// HTTP status of lists and watches of pods.
     pub pods_status: u16,
+    /// The Events about each pod, which have happened just now.
+    pub pod_events: PodEvents,
     /// Number of further patches of the node that fail with a conflict.
     pub conflicts: u32,
 }
@@ -88,6 +116,7 @@ impl Default for Kubernetes {
             pod: Ok(pod_owned_by(&json!([owner("linkerd-cni")]))),
             pods: Vec::new(),
             pods_status: 200,
+            pod_events: PodEvents::Items(Vec::new()),
             conflicts: 0,
         }
     }
@@ -153,6 +182,9 @@ impl Routes for Kubernetes {
             }
             let list = json!({"metadata": {"resourceVersion": "5"}, "items": items});
             return Response::new(200, list);
+        }
+        if method == "GET" && path.contains("/events?fieldSelector=involvedObject") {
+            return state.pod_events.response();
         }
         match (method, path.split('?').next()) {
             ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {

@@ -35,6 +35,7 @@ mod readiness;
 mod rechained;
 mod records;
 mod rewrites;
+mod runtime_proof;
 mod saved_state;
 mod self_test;
 mod stale_mounts;

@@ -20,6 +20,7 @@ mod pod_copy;
 mod quickstart;
 mod release;
 mod repair;
+mod runtime_proof;
 mod scene;
 mod service_accounts;
 mod sigterm;

@@ -82,6 +82,10 @@ pub struct Agent {
     saved: Option<Text>,
     /// Files under temporary names.
     pub staged: Vec<(NodeFile, FileContent)>,
+    /// The container runtime has shown that it cannot run the plugin through this agent's chain.
+    pub has_evidence: bool,
+    /// This agent has found or written the record of its withdrawal.
+    has_recorded: bool,
     /// Passes that wrote since the environment changed. Shows writers that never come to an end.
     pub writing_passes: u8,
     wrote: bool,
@@ -157,7 +161,7 @@ pub fn begin_pass(world: &mut World, id: Id, bug: Bug) {
     if !agent.leftovers_removed {
         pass.push(RemoveLeftovers);
     }
-    pass.push(PlanChain);
+    pass.extend([ReadRecord, PlanChain]);
     if bug == Bug::ChainBeforeBinary {
         pass.extend(files);
     }

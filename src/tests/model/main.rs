@@ -134,6 +134,27 @@ fn two_agents_with_different_chain_modes_keep_every_property() {
     }
 }
 
+/// The container runtime cannot run the plugin of one of the agents, or of both.
+#[test]
+fn a_withdrawal_keeps_every_property() {
+    let more = u8::from(is_large());
+    for (name, primary) in [("withdrawal, conflist", CONFLIST), ("withdrawal, conf", CONF)] {
+        assert_every_property_holds(Scenario {
+            agents: 1,
+            kills: 2,
+            foreign_writes: more,
+            has_evidence: true,
+            ..Scenario::new(name, [every(), every()], primary)
+        });
+    }
+    assert_every_property_holds(Scenario {
+        kills: more,
+        foreign_writes: 0,
+        has_evidence: true,
+        ..Scenario::new("withdrawal, two agents", [every(), every()], CONFLIST)
+    });
+}
+
 /// `helm uninstall` while a newer agent starts, which then cannot get proof.
 #[test]
 fn two_agents_keep_every_property_if_one_has_no_proof() {
@@ -158,6 +179,11 @@ fn every_seeded_bug_is_found() {
         (Bug::SaveAfterConversion, one(CONF), &[properties::KEPT, properties::CLEAN]),
         (Bug::RestoreOverNewerWrite, one(CONF), &[properties::KEPT, properties::CLEAN]),
         (Bug::NoLock, two(), &[properties::RUNS][..]),
+        (
+            Bug::IgnoreRecordOfNewerAgent,
+            Scenario { has_evidence: true, ..two() },
+            &[properties::ENDS, properties::CHAINED],
+        ),
         (Bug::NoYielding, two(), &[properties::ENDS][..]),
         (Bug::ForbiddenIsProof, one(CONFLIST), &[properties::PROVEN][..]),
         (Bug::StaleRejectionIsProof, one(CONFLIST), &[properties::PROVEN][..]),

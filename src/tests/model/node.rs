@@ -36,6 +36,8 @@ pub struct Node {
     pub binary: Option<FileContent>,
     /// The agent whose socket is at the path of the record socket. It may be dead.
     pub socket: Option<Id>,
+    /// The agent whose chain is withdrawn, according to the record.
+    pub withdrawn: Option<Id>,
     /// A killed agent left temporary files.
     pub has_leftovers: bool,
 }

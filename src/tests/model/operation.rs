@@ -21,8 +21,14 @@ pub enum Operation {
     List,
     Read(Text),
     LoadSavedState,
+    // Reads the record of a withdrawal, and decides whether the pass chains or unchains.
+    ReadRecord,
+    WriteRecord,
+    RemoveRecord,
     // Plans the pass; its steps follow.
     PlanChain,
+    // Plans the removal of all plugin entries, because the chain is withdrawn; its steps follow.
+    PlanWithdrawal,
     // Plans the removal of all plugin entries; its steps follow.
     PlanUnchain,
     // Writes the saved state with one more original. The value is JSON.

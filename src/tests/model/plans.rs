@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use linkerd2_cni::agent::yielding::{Yielding, usable_entry_is_installed};
 use linkerd2_cni::conflist::chain_mode::ChainMode;
 use linkerd2_cni::conflist::net_dir::ConfigFile;
+use linkerd2_cni::conflist::plan::Step;
 use linkerd2_cni::conflist::saved_state::SavedState;
 use linkerd2_cni::conflist::{Entry, plan};
 
@@ -18,9 +19,16 @@ use crate::text::Text;
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/kubeconfig";
 
-/// What a plan depends on: the agent that chains the plugin, and whether a newer agent runs, or
-/// `None` for the removal of all plugin entries; the network configs, and the saved state.
-pub type Input = (Option<(Id, bool)>, Configs, Option<Text>);
+/// What a plan is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    Chain { id: Id, newer_agent_runs: bool },
+    Withdrawal,
+    Uninstall,
+}
+
+/// What a plan depends on: its purpose, the network configs, and the saved state.
+pub type Input = (Purpose, Configs, Option<Text>);
 
 pub struct Planner {
     pub agents: [(ChainMode, Entry); 2],
@@ -43,10 +51,13 @@ impl Planner {
         let make = |input: &Input| {
             let (found, saved) = (config_files(&input.1), saved_state(input.2));
             match input.0 {
-                Some((id, newer_agent_runs)) => {
+                Purpose::Chain { id, newer_agent_runs } => {
                     self.chain(id, newer_agent_runs, &found, &saved, bug)
                 }
-                None => {
+                Purpose::Withdrawal => {
+                    unchain_and_forget(&plan::unchain(&found, &saved), &found, bug)
+                }
+                Purpose::Uninstall => {
                     let steps = plan::unchain(&found, &saved);
                     steps.iter().flat_map(|step| of_step(step, &found, bug)).collect()
                 }
@@ -77,12 +88,19 @@ impl Planner {
         if plan.saves_only_config {
             operations.push(Operation::SaveOnly(mode.only_config().map(Text::new)));
         }
-        for step in &plan.unchain_steps {
-            operations.extend(of_step(step, found, bug));
-            operations.insert(operations.len() - 1, Operation::Forget(Text::new(step.target())));
-        }
+        operations.extend(unchain_and_forget(&plan.unchain_steps, found, bug));
         operations
     }
+}
+
+/// Operations of steps that unchain the plugin while the agent runs.
+fn unchain_and_forget(steps: &[Step], found: &[ConfigFile], bug: Bug) -> Vec<Operation> {
+    let mut operations = Vec::new();
+    for step in steps {
+        operations.extend(of_step(step, found, bug));
+        operations.insert(operations.len() - 1, Operation::Forget(Text::new(step.target())));
+    }
+    operations
 }
 
 fn entry(number: usize) -> Entry {

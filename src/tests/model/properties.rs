@@ -5,7 +5,7 @@ use stateright::Property;
 
 use crate::agent::{End, Phase};
 use crate::facts;
-use crate::node::{Configs, FileContent, config_files};
+use crate::node::{Configs, FileContent, Id, config_files};
 use crate::operation::Operation;
 use crate::scenario::{SECOND, SECOND_TEXT, Scenario};
 use crate::text::Text;
@@ -18,7 +18,7 @@ pub const RUNS: &str = "no network config names a plugin that cannot run";
 pub const ONCE: &str = "no network config names the plugin twice";
 pub const KEPT: &str = "each network config that other programs wrote last is on the node";
 pub const ENDS: &str = "the agents stop writing";
-pub const CHAINED: &str = "an agent that runs has chained its entry";
+pub const CHAINED: &str = "an agent that runs has chained its entry, or has withdrawn it";
 pub const PROVEN: &str = "an agent uninstalls only with proof";
 pub const PATIENT: &str = "an agent with proof leaves the plugin only at the end of its time";
 pub const CLEAN: &str = "an uninstalled node is as it was before";
@@ -91,23 +91,31 @@ fn is_chained(scenario: &Scenario, world: &World) -> bool {
     let Some(newest) = world.newest_running() else {
         return true;
     };
-    let (mode, entry) = &scenario.plans.agents[newest];
+    let (mode, _) = &scenario.plans.agents[newest];
     if mode.only_config().is_none() && world.foreign.latest.is_none() {
         // Without a network there is nothing to chain to.
         return true;
     }
-    let found = config_files(&world.node.configs);
-    let has_entry =
-        plan::chained_config(mode, &found).is_some_and(|file| match mode.standalone_config() {
-            Some(_) => file.text() == entry.standalone_conf(),
-            None => file.plugin_entry().is_some_and(|found| found.text == entry.text()),
-        });
+    let has_entry = has_own_entry(scenario, world, newest);
     let calls = world.node.configs.values().filter(|text| facts::config(**text).calls > 0).count();
     let own = Some(FileContent::WrittenBy(newest));
+    if world.node.withdrawn == Some(newest) {
+        return calls == 0 && world.node.binary == own && world.node.kubeconfig == own;
+    }
     has_entry
         && (mode.only_config().is_none() || calls == 1)
         && world.node.binary == own
         && world.node.kubeconfig == own
+}
+
+/// Whether the plugin entry of the agent is in the network config of its mode.
+pub fn has_own_entry(scenario: &Scenario, world: &World, id: Id) -> bool {
+    let (mode, entry) = &scenario.plans.agents[id];
+    let found = config_files(&world.node.configs);
+    plan::chained_config(mode, &found).is_some_and(|file| match mode.standalone_config() {
+        Some(_) => file.text() == entry.standalone_conf(),
+        None => file.plugin_entry().is_some_and(|found| found.text == entry.text()),
+    })
 }
 
 fn is_proven(world: &World) -> bool {
@@ -136,6 +144,7 @@ fn is_clean(scenario: &Scenario, world: &World) -> bool {
         && node.kubeconfig.is_none()
         && node.saved_state.is_none()
         && !node.has_leftovers
+        && node.withdrawn.is_none()
         && node.configs.values().all(|text| facts::config(*text).calls == 0);
     let is_restored =
         world.foreign.latest.is_none() || node.configs == foreign_configs(scenario, world);

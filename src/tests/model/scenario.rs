@@ -22,6 +22,8 @@ pub struct Scenario {
     pub kills: u8,
     /// What the API server may say to the older and to the newer agent.
     pub api: Vec<[Api; 2]>,
+    /// Whether the container runtime may show that it cannot run the plugin.
+    pub has_evidence: bool,
     /// Whether an agent reads the network configs one by one, so that others can write in between.
     pub reads_one_by_one: bool,
     pub bug: Bug,
@@ -38,6 +40,7 @@ impl Scenario {
             foreign_writes: 1,
             kills: 0,
             api: vec![[Api::DaemonSetDeleted; 2]],
+            has_evidence: false,
             reads_one_by_one: false,
             bug: Bug::None,
         }
@@ -72,6 +75,8 @@ pub enum Bug {
     RemoveBinaryFirst,
     /// Two agents write at the same time.
     NoLock,
+    /// The older agent chains the plugin while the newer one has withdrawn it.
+    IgnoreRecordOfNewerAgent,
     /// The older agent does not yield to the newer one.
     NoYielding,
     /// HTTP 403 counts as proof of an uninstall.

@@ -37,6 +37,8 @@ pub enum Action {
     Pass(Id),
     Step(Id, Operation),
     Ask(Id),
+    /// An Event shows that the container runtime cannot run the plugin through the agent's chain.
+    Evidence(Id),
     /// Creates the record socket again, whose owner has ended.
     Rebind(Id),
     Foreign(ForeignAction),
@@ -100,6 +102,9 @@ impl World {
             if agent.phase == Phase::Running && agent.queue.is_empty() {
                 actions.push(Action::Stop(id));
             }
+            if scenario.has_evidence && self.may_get_evidence(scenario, id) {
+                actions.push(Action::Evidence(id));
+            }
             let is_putting_back = matches!(
                 agent.queue.last(),
                 Some(Operation::PutBack { .. } | Operation::Return { .. })
@@ -117,6 +122,18 @@ impl World {
         if !self.agents.iter().any(is_returning) {
             actions.extend(self.foreign.actions(&self.node).into_iter().map(Action::Foreign));
         }
+    }
+
+    /// Whether the chain of the agent is in place, and nothing has spoken against it yet.
+    fn may_get_evidence(&self, scenario: &Scenario, id: Id) -> bool {
+        let agent = &self.agents[id];
+        agent.phase == Phase::Running
+            && agent.queue.is_empty()
+            && !agent.is_dirty
+            && !agent.has_evidence
+            && self.node.withdrawn != Some(id)
+            && self.newest_running() == Some(id)
+            && properties::has_own_entry(scenario, self, id)
     }
 
     fn stop(&mut self, id: Id) {
@@ -173,7 +190,11 @@ impl Model for Scenario {
         let mut world = world.clone();
         if matches!(
             action,
-            Action::Start(_) | Action::Stop(_) | Action::Kill(_) | Action::Foreign(_)
+            Action::Start(_)
+                | Action::Stop(_)
+                | Action::Kill(_)
+                | Action::Evidence(_)
+                | Action::Foreign(_)
         ) {
             world.agents.iter_mut().for_each(|agent| agent.writing_passes = 0);
         }
@@ -184,6 +205,10 @@ impl Model for Scenario {
             Action::Pass(id) => agent::begin_pass(&mut world, id, self.bug),
             Action::Step(id, _) => agent::step(&mut world, id, self),
             Action::Ask(id) => agent::ask(&mut world, id, self.bug),
+            Action::Evidence(id) => {
+                world.agents[id].has_evidence = true;
+                world.agents[id].is_dirty = true;
+            }
             Action::Rebind(id) => {
                 world.node.socket = Some(id);
                 world.changed();

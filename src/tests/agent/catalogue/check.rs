@@ -39,7 +39,9 @@ pub fn problems(agent: &Agent, not_ready: Option<&str>) -> Vec<String> {
     let mut problems = fault_page::problems(&String::from_utf8(output.stdout).unwrap());
     // These agents watch no pods, and their nodes have no plugins of the primary CNI.
     problems.retain(|problem| {
-        !problem.contains("(watchPods: false)") && !problem.contains("cniDirectories: ")
+        !problem.contains("(watchPods: false)")
+            && !problem.contains("does not watch the pods of its node")
+            && !problem.contains("cniDirectories: ")
     });
     problems
 }

@@ -240,6 +240,8 @@ pub fn capture_check(page: &mut FaultPage, node: &Node, agent: &Agent, not_ready
 /// below `/host`.
 pub fn in_container(node: &Node, text: &str) -> String {
     let root = format!("{}/", node.root().display());
+    // The run dir has the same path in the container.
+    let text = text.replace(&format!("{root}run/"), "/run/linkerd-cni/");
     on_node(node, &text.replace(&root, &format!("/host{root}")))
 }
 

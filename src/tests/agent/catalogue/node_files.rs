@@ -8,11 +8,11 @@ use nix::mount::MsFlags;
 
 use super::fault::{capture_check, in_container, log_line, metrics, not_ready};
 use crate::agent::Agent;
-use crate::agent_with_api::in_parallel;
+use crate::agent_with_api::{Scene, in_parallel};
 use crate::fault_page::{FaultPage, Source};
 use crate::filesystems::{bind, fill, in_mount_namespace, mount_over_plugin, mount_small, remount};
 use crate::node::{CALICO, LIST, Node};
-use crate::self_test;
+use crate::{runtime_proof, self_test};
 
 /// Name of the fault's section, part of the reason that `/ready` reports, and function that causes
 /// the fault and starts an agent.
@@ -83,6 +83,13 @@ fn each_fault_of_the_nodes_files_is_reported_as_documented() {
             not_ready((name, text), &node, &agent).assert_documented();
         });
     });
+}
+
+#[test]
+fn a_runtime_that_cannot_run_the_plugin_is_reported_as_documented() {
+    let Scene { node, agent, .. } = runtime_proof::withdrawn();
+    let fault = ("runtime-cannot-run-plugin", "the container runtime cannot run the plugin");
+    not_ready(fault, &node, &agent).assert_documented();
 }
 
 #[test]

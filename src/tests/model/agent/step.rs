@@ -8,6 +8,7 @@ use crate::facts;
 use crate::node::{FileContent, Id, NodeFile, saved_state, saved_text};
 use crate::operation::Operation::{self, *};
 use crate::operation::Undo;
+use crate::plans::Purpose;
 use crate::scenario::{Bug, Scenario};
 use crate::text::Text;
 use crate::world::World;
@@ -18,8 +19,19 @@ pub fn step(world: &mut World, id: Id, scenario: &Scenario) {
         return;
     };
     run(world, id, operation, scenario);
+    // Agents read and write the record only while they hold the lock, so reading it is local.
     let is_local = |operation: &mut Operation| {
-        matches!(operation, PlanChain | PlanUnchain | Judge { .. } | EndStep | EndPass | EndUnchain)
+        matches!(
+            operation,
+            ReadRecord
+                | PlanChain
+                | PlanWithdrawal
+                | PlanUnchain
+                | Judge { .. }
+                | EndStep
+                | EndPass
+                | EndUnchain
+        )
     };
     while let Some(operation) = world.agents[id].queue.pop_if(is_local) {
         run_local(world, id, operation, scenario);
@@ -131,8 +143,28 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
             }
         }
         Undo => undo_stage(world, id, scenario.bug),
-        Finish => end(world, id, End::Uninstalled),
-        PlanChain | PlanUnchain | Judge { .. } | EndStep | EndPass | EndUnchain => {
+        Finish => {
+            if world.node.withdrawn.take().is_some() {
+                world.changed();
+            }
+            end(world, id, End::Uninstalled);
+        }
+        WriteRecord => {
+            world.node.withdrawn = Some(id);
+            world.changed();
+        }
+        RemoveRecord => {
+            world.node.withdrawn = None;
+            world.changed();
+        }
+        ReadRecord
+        | PlanChain
+        | PlanWithdrawal
+        | PlanUnchain
+        | Judge { .. }
+        | EndStep
+        | EndPass
+        | EndUnchain => {
             run_local(world, id, operation, scenario);
         }
     }
@@ -143,10 +175,15 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
 fn run_local(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
     let (agent, bug) = (&mut world.agents[id], scenario.bug);
     match operation {
-        PlanChain | PlanUnchain => {
-            let chain = (operation == PlanChain).then_some((id, agent.newer_agent_runs));
+        ReadRecord => read_record(world, id, bug),
+        PlanChain | PlanWithdrawal | PlanUnchain => {
+            let purpose = match operation {
+                PlanChain => Purpose::Chain { id, newer_agent_runs: agent.newer_agent_runs },
+                PlanWithdrawal => Purpose::Withdrawal,
+                _ => Purpose::Uninstall,
+            };
             let found = std::mem::take(&mut agent.found);
-            agent.then(scenario.plans.steps((chain, found, agent.saved), bug));
+            agent.then(scenario.plans.steps((purpose, found, agent.saved), bug));
         }
         EndPass => {
             agent.is_dirty |= agent.wrote;
@@ -161,6 +198,37 @@ fn run_local(world: &mut World, id: Id, operation: Operation, scenario: &Scenari
         Judge { is_staged } => judge(world, id, is_staged, bug),
         // Ends a step that nothing disturbed.
         _ => {}
+    }
+}
+
+/// As `Withdrawals::decide`.
+fn read_record(world: &mut World, id: Id, bug: Bug) {
+    let recorded = world.node.withdrawn;
+    let agent = &mut world.agents[id];
+    let is_ignored = bug == Bug::IgnoreRecordOfNewerAgent;
+    if agent.newer_agent_runs {
+        if recorded.is_some() && !is_ignored {
+            agent.queue.retain(|operation| *operation != PlanChain);
+        }
+        return;
+    }
+    if recorded == Some(id) {
+        agent.has_recorded = true;
+    } else if agent.has_recorded {
+        // The record is gone.
+        agent.has_recorded = false;
+        agent.has_evidence = false;
+    }
+    if recorded == Some(id) || agent.has_evidence {
+        agent.queue.retain(|operation| *operation != PlanChain);
+        agent.then([PlanWithdrawal]);
+    }
+    if recorded.is_some_and(|other| other != id) {
+        agent.then([RemoveRecord]);
+    }
+    if recorded != Some(id) && agent.has_evidence {
+        agent.has_recorded = true;
+        agent.then([WriteRecord]);
     }
 }
 

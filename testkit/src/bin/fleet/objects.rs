@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use linkerd2_cni::kube::Client;
 use serde_json::{Value, json};
 use testkit::chart::yaml;
@@ -55,9 +55,17 @@ pub fn create(
     ensure!(status.success(), "kubectl apply: {status}");
     in_parallel(nodes, |node| create_node(client, node))?;
     in_parallel(nodes * pods, |index| {
-        let path = format!("/api/v1/namespaces/{PODS_NAMESPACE}/pods");
-        Ok(client.post(&path, &meshed_pod(index % nodes, index))?)
+        create_pod(client, PODS_NAMESPACE, &meshed_pod(index % nodes, index))
     })
+}
+
+/// Creates a pod that has a sandbox. The agents ask for the Events of pods that have none.
+fn create_pod(client: &Client, namespace: &str, pod: &Value) -> anyhow::Result<()> {
+    let path = format!("/api/v1/namespaces/{namespace}/pods");
+    client.post(&path, pod)?;
+    let name = pod["metadata"]["name"].as_str().context("the pod has a name")?;
+    let status = json!({"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]});
+    Ok(client.merge_patch(&format!("{path}/{name}/status"), &json!({"status": status}))?)
 }
 
 fn create_node(client: &Client, node: usize) -> anyhow::Result<()> {
@@ -67,7 +75,7 @@ fn create_node(client: &Client, node: usize) -> anyhow::Result<()> {
     let mut agent_pod = manifest("agent");
     agent_pod["metadata"]["name"] = agent_pod_name(node).into();
     agent_pod["spec"]["nodeName"] = node_name(node).into();
-    Ok(client.post(&format!("/api/v1/namespaces/{NAMESPACE}/pods"), &agent_pod)?)
+    create_pod(client, NAMESPACE, &agent_pod)
 }
 
 /// Calls `action` with each number below `count`, on several threads.
