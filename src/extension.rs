@@ -12,6 +12,7 @@ pub mod facts;
 #[cfg(test)]
 pub mod fake;
 pub mod kubectl;
+mod node_programs;
 pub mod objects;
 pub mod parallel;
 pub mod release;

@@ -43,7 +43,13 @@ pub fn agent_container(spec: &Value) -> &Value {
 
 /// Returns an environment variable of the agents of a DaemonSet.
 pub fn variable<'d>(daemonset: &'d Value, name: &str) -> Option<&'d str> {
-    item_by_name(&agent_container(pod_spec(daemonset))["env"], name)["value"].as_str()
+    container_variable(pod_spec(daemonset), AGENT_CONTAINER, name)
+}
+
+/// Returns an environment variable of a container in the spec of a pod.
+pub fn container_variable<'s>(spec: &'s Value, container: &str, name: &str) -> Option<&'s str> {
+    let container = item_by_name(&spec["containers"], container);
+    item_by_name(&container["env"], name)["value"].as_str()
 }
 
 /// Returns the agent's port of `/status` in the spec of a pod. `None` for upstream's agent.

@@ -6,16 +6,14 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::agents::{SELECTOR, is_ready};
-use super::objects::{items, text};
+use super::agents::SELECTOR;
+use super::node_programs::{Audits, NodePrograms};
 use super::repair_events::{RepairReports, read_reports};
 use super::requests::{Api, Error, get_list};
 use crate::kube::object_reader::namespace_path;
 use crate::kube::types::Pod;
+use crate::pod::skip::skipped_by_annotations;
 use crate::repair::find::stranded::{FoundBy, StrandedPod};
-
-/// Name of the repair controller's container in the agents' pods.
-const CONTROLLER: &str = "repair-controller";
 
 /// What is known of the rules that a pod has now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,20 +27,16 @@ pub enum PodRules {
     Unknown(String),
 }
 
+/// Why a pod may start without redirect rules although it is meshed.
+const MAY_BE_SKIPPED: &str = "the plugin may skip this pod, which has no annotation of a proxy: \
+                              the agent does not watch the pods (watchPods: false)";
+
 #[derive(Debug)]
 pub struct RulesNow {
     /// What the repair controllers report, or why that cannot be read.
     reports: Result<RepairReports, String>,
-    /// Whether agent and repair controller are ready on each node with an agent, or why their pods
-    /// cannot be read.
-    programs: Result<BTreeMap<String, Programs>, String>,
-}
-
-/// Which containers of the agent's pod are ready on a node.
-#[derive(Clone, Copy, Debug, Default)]
-struct Programs {
-    is_agent_ready: bool,
-    is_controller_ready: bool,
+    /// The agents and repair controllers by node, or why their pods cannot be read.
+    programs: Result<BTreeMap<String, NodePrograms>, String>,
 }
 
 impl RulesNow {
@@ -78,33 +72,36 @@ impl RulesNow {
         if let Some(note) = reports.unknown_in(pod).or(reports.unknown_on(node)) {
             return unknown_if_audited(pod, note.clone());
         }
-        match self.programs_of(node) {
-            Ok(programs) if programs.is_controller_ready => PodRules::NotReported,
-            Ok(_) => {
-                let why = format!("no repair controller is ready on node {node}");
-                unknown_if_audited(pod, why)
-            }
-            Err(why) => unknown_if_audited(pod, why),
+        let uncompared = match self.programs_of(node) {
+            Ok(programs) => why_uncompared(pod, programs),
+            Err(why) => Some(why),
+        };
+        match uncompared {
+            Some(why) => unknown_if_audited(pod, why),
+            None => PodRules::NotReported,
         }
     }
 
-    /// Returns why it is unknown whether the plugin is called for a pod that has not started.
-    /// `None` if an agent is ready on the pod's node, or if the pod has started or has no node yet.
+    /// Returns why it is unknown whether the plugin is called for a pod that has not started, or
+    /// whether the plugin skips the pod. `None` if the pod has started or has no node yet.
     pub fn why_call_is_unknown(&self, pod: &Pod) -> Option<String> {
         let node = &pod.spec.node_name;
         if node.is_empty() || is_audited(pod) || is_stranded(pod) {
             return None;
         }
         match self.programs_of(node) {
-            Ok(programs) if programs.is_agent_ready => None,
-            Ok(_) => Some(format!(
+            Ok(programs) if !programs.is_agent_ready => Some(format!(
                 "no agent is ready on node {node}, so the container runtime may not call the plugin"
             )),
+            Ok(programs) if may_be_skipped(pod, programs) => {
+                Some(format!("on node {node}, {MAY_BE_SKIPPED}"))
+            }
+            Ok(_) => None,
             Err(why) => Some(why),
         }
     }
 
-    fn programs_of(&self, node: &str) -> Result<Programs, String> {
+    fn programs_of(&self, node: &str) -> Result<NodePrograms, String> {
         match &self.programs {
             Ok(programs) => Ok(programs.get(node).copied().unwrap_or_default()),
             Err(why) => Err(why.clone()),
@@ -126,19 +123,29 @@ fn unknown_if_audited(pod: &Pod, why: String) -> PodRules {
     if is_audited(pod) { PodRules::Unknown(why) } else { PodRules::NotReported }
 }
 
-fn read_programs(api: &dyn Api, namespace: &str) -> Result<BTreeMap<String, Programs>, Error> {
-    let pods: Vec<Value> = get_list(api, &format!("{}/pods", namespace_path(namespace)), SELECTOR)?;
-    let mut by_node: BTreeMap<String, Programs> = BTreeMap::new();
-    for pod in &pods {
-        let node = text(&pod["spec"]["nodeName"]).to_owned();
-        let programs = by_node.entry(node).or_default();
-        // During a rollout a node may have two pods of the agent, of which one ready pod is enough.
-        programs.is_agent_ready |= is_ready(pod);
-        // If a node is gone, Kubernetes makes only the pod not ready. Its containers keep the status
-        // that the kubelet reported last.
-        let has_ready_controller = items(&pod["status"]["containerStatuses"])
-            .any(|container| container["name"] == CONTROLLER && container["ready"] == true);
-        programs.is_controller_ready |= is_ready(pod) && has_ready_controller;
+/// Returns why nobody compares the rules of a running pod. `None` if a repair controller does, or
+/// did when it started.
+fn why_uncompared(pod: &Pod, programs: NodePrograms) -> Option<String> {
+    let node = &pod.spec.node_name;
+    if !programs.is_controller_ready {
+        return Some(format!("no repair controller is ready on node {node}"));
     }
-    Ok(by_node)
+    if let Some(why) = programs.audits.why_none() {
+        return Some(format!("on node {node}, {why}"));
+    }
+    // Audits end once each pod has its rules, so no audit finds a pod that started later.
+    if programs.audits == Audits::AfterStart && may_be_skipped(pod, programs) {
+        return Some(format!("on node {node}, {MAY_BE_SKIPPED}"));
+    }
+    None
+}
+
+/// Whether the plugin may skip a pod because nothing tells the plugin that the pod has a proxy.
+fn may_be_skipped(pod: &Pod, programs: NodePrograms) -> bool {
+    programs.lacks_pod_copy && skipped_by_annotations(&pod.metadata.annotations).is_some()
+}
+
+fn read_programs(api: &dyn Api, namespace: &str) -> Result<BTreeMap<String, NodePrograms>, Error> {
+    let pods: Vec<Value> = get_list(api, &format!("{}/pods", namespace_path(namespace)), SELECTOR)?;
+    Ok(NodePrograms::by_node(&pods))
 }

@@ -4,6 +4,9 @@ use super::*;
 use crate::extension::fake::{AGENTS, CONFIG, Cluster, DAEMONSET, entry};
 
 const SHOP: &str = "/api/v1/namespaces/shop";
+const PODS: &str = "/api/v1/namespaces/shop/pods";
+/// The mode of the first node's repair controller, in [`AGENTS`].
+const MODE: &str = "/items/0/spec/containers/1/env/0/value";
 
 /// A cluster that redirects IPv6, with pods of each kind.
 fn cluster() -> Cluster {
@@ -99,7 +102,7 @@ fn pods_or_a_plugin_entry_that_cannot_be_read_are_an_error() {
 }
 
 /// In mode `delete`, an audit that finds most pods of a node damaged evicts none of them. On a node
-/// without repair controller, no rules are compared at all.
+/// without repair controller, or with one that never audits, no rules are compared at all.
 #[test]
 fn rules_that_nobody_compares_or_repairs_are_unknown() {
     let suspended = json!({"items": [{
@@ -117,6 +120,7 @@ fn rules_that_nobody_compares_or_repairs_are_unknown() {
         ("of another node", "/api/v1/namespaces/default/events", "", other_node, false),
         ("no controller", AGENTS, "/items/0/status/containerStatuses", no_controller, true),
         ("a crashing one", AGENTS, "/items/0/status/containerStatuses", crashing, true),
+        ("one that never audits", AGENTS, MODE, json!("report"), true),
         ("no agent", AGENTS, "/items/0/spec/nodeName", json!("node-9"), true),
     ] {
         let mut cluster = cluster();
@@ -129,6 +133,37 @@ fn rules_that_nobody_compares_or_repairs_are_unknown() {
         assert_eq!(reasons.contains(&"rules-unknown"), is_unknown, "{what}: {reasons:?}");
         let (_, reasons) = of_pod(&report(&cluster), "damaged");
         assert!(reasons.contains(&"rules-missing"), "{what}: {reasons:?}");
+    }
+}
+
+/// Without the node's copy, the plugin skips pods without an annotation of a proxy. Audits after the
+/// start have ended when such a pod starts.
+#[test]
+fn rules_of_a_pod_that_the_plugin_may_have_skipped_are_unknown() {
+    let unwatched = json!([{"name": "LINKERD_CNI_WATCH_PODS", "value": "false"}]);
+    let interval = json!([{"name": "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS", "value": "60"}]);
+    let annotation = json!({"linkerd.io/proxy-version": "edge-26.1.1"});
+    let (agent, controller) = ("/items/0/spec/containers/0/env", "/items/0/spec/containers/1/env");
+    for (name, watches, changes, is_unknown) in [
+        ("with the copy", true, vec![], false),
+        ("without annotation", false, vec![], true),
+        (
+            "with annotation",
+            false,
+            vec![(PODS, "/items/5/metadata/annotations", annotation)],
+            false,
+        ),
+        ("with periodic audits", false, vec![(AGENTS, controller, interval)], false),
+    ] {
+        let mut cluster = cluster();
+        if !watches {
+            cluster.set(AGENTS, agent, unwatched.clone());
+        }
+        for (path, pointer, value) in changes {
+            cluster.set(path, pointer, value);
+        }
+        let (_, reasons) = of_pod(&report(&cluster), "closed");
+        assert_eq!(reasons.contains(&"rules-unknown"), is_unknown, "{name}: {reasons:?}");
     }
 }
 

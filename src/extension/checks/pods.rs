@@ -5,7 +5,8 @@ use serde_json::Value;
 use super::agent_states::AgentStates;
 use super::{PODS, sandboxes};
 use crate::agent::status_body::StatusBody;
-use crate::extension::facts::Facts;
+use crate::extension::facts::{Facts, readable};
+use crate::extension::node_programs::Audits;
 use crate::extension::release::is_called_by_multus;
 use crate::extension::repair_events::{RepairReports, read_reports};
 use crate::extension::report::{Check, CheckResult, Severity};
@@ -49,11 +50,13 @@ pub fn checks(api: &dyn Api, daemonset: &Value, facts: &Facts) -> Vec<Check> {
         "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart \
          and in the control plane, and restart the pods",
     );
+    let compared = "a repair controller compares the redirect rules of running pods";
     let all_redirected = "no validator and no audit finds a meshed pod without redirect rules";
     let not_shared = "no container is known to run as the proxy's user";
     let all_families = "all IP families of the cluster are redirected";
     let mut checks = vec![
         Check::new(PODS, "pod-network", "no pod waits for its network", sandboxes::awaited(api)),
+        Check::new(PODS, "audits", compared, audited(facts)),
         Check::new(PODS, "stranded", all_redirected, redirected(&seen)),
         Check::new(PODS, "proxy-user", not_shared, shared),
         Check::new(PODS, "ipv6", all_families, ipv6),
@@ -126,6 +129,21 @@ fn name(pod: &Pod) -> String {
 fn unattached_pod(pod: &Pod) -> Option<String> {
     let needs_rules = is_meshed(pod) && !pod.spec.host_network;
     if needs_rules && !is_attached(pod) { Some(name(pod)) } else { None }
+}
+
+/// Warns of nodes on which no repair controller compares rules, as its settings say. Whether the
+/// controller is ready is the subject of another check.
+fn audited(facts: &Facts) -> CheckResult {
+    let agents = readable(&facts.agents, "the agents' pods")?;
+    let mut unaudited = Vec::new();
+    for agent in agents {
+        if let Some(why) = Audits::of(&agent.pod).why_none() {
+            unaudited.push(format!("{}: {why}", agent.node()));
+        }
+    }
+    let summary = "nodes on which nobody notices that a running pod lacks redirect rules; linkerd \
+                   cni bypass lists these pods as rules-unknown";
+    Severity::Warning.if_any(summary, &unaudited)
 }
 
 fn redirected(seen: &SeenPods) -> CheckResult {

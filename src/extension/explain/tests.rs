@@ -165,3 +165,23 @@ fn a_pod_that_has_not_started_needs_a_ready_agent() {
     let text = super::text(&found);
     assert!(text.contains("Unknown:   no agent is ready on node node-1"), "{text}");
 }
+
+/// Without the node's copy of its pods, the plugin skips pods without an annotation of a proxy.
+#[test]
+fn a_pod_that_the_plugin_may_skip_is_unknown_before_and_after_its_start() {
+    let unwatched = json!([{"name": "LINKERD_CNI_WATCH_PODS", "value": "false"}]);
+    for (name, phase, line) in [
+        ("not started", "Pending", "Unknown:   on node node-1, the plugin may skip this pod"),
+        ("running", "Running", "Rules now: unknown: on node node-1, the plugin may skip this pod"),
+    ] {
+        let mut cluster = cluster(meshed());
+        cluster.set(POD, "/status/phase", json!(phase));
+        cluster.set(AGENTS, "/items/0/spec/containers/0/env", unwatched.clone());
+        assert_eq!(explained(&cluster).outcome(), Outcome::Right, "{name}, with an annotation");
+        cluster.set(POD, "/metadata/annotations", json!({}));
+        let found = explained(&cluster);
+        assert_eq!(found.outcome(), Outcome::Unknown, "{name}");
+        let text = super::text(&found);
+        assert!(text.contains(line), "{name}: {text}");
+    }
+}
