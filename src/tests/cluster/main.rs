@@ -27,6 +27,7 @@ mod sigterm;
 mod take_ownership;
 mod uninstall;
 mod upstream_agent;
+mod verdicts;
 
 use testkit::cluster::{
     active, agent, burst, connections, containers, helm, kubectl, node, pods, restore_time,

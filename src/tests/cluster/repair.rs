@@ -52,7 +52,7 @@ fn stranded_pods_are_reported_or_repaired_in_place_and_audited() {
 }
 
 /// The StatefulSet `evicted` with one meshed pod, in the namespace of this name.
-fn stateful_set() -> Value {
+pub fn stateful_set() -> Value {
     let mut pod = pods::meshed("evicted");
     pod["metadata"]["labels"]["app"] = json!("evicted");
     let metadata = json!({
@@ -72,7 +72,7 @@ fn stateful_set() -> Value {
     })
 }
 
-fn disruption_budget(name: &str, max_unavailable: u32) -> Value {
+pub fn disruption_budget(name: &str, max_unavailable: u32) -> Value {
     json!({
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
