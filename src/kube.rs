@@ -40,7 +40,7 @@ use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use ureq::{Agent as HttpAgent, AsSendBody, Body};
 
 use crate::deadline::Deadline;
-pub use error::{Error, NOT_FOUND, Retry, UNAUTHORIZED};
+pub use error::{CONFLICT, Error, FORBIDDEN, NOT_FOUND, Retry, UNAUTHORIZED};
 use kubeconfig::ApiAccess;
 pub use literal_address::LiteralAddress;
 use tls::Tls;
@@ -235,7 +235,10 @@ impl Client {
         let mut bytes = Vec::new();
         // The status code is what matters, so a truncated message is good enough.
         let _ = response.body_mut().as_reader().take(ERROR_LIMIT).read_to_end(&mut bytes);
-        let ApiStatus { reason, message, .. } = serde_json::from_slice(&bytes).unwrap_or_default();
+        let ApiStatus { kind, reason, message, .. } =
+            redact::decode_object(&bytes).unwrap_or_default();
+        // A proxy may respond with other JSON that has a `reason`.
+        let reason = if kind == "Status" { Some(reason.unwrap_or_default()) } else { None };
         let text = message.unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
         let message = redact::message(&text, self.token.as_deref());
         Error::Status { request, code, reason, message, retry_after }

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use crate::kube::{self, pod_watch};
+use crate::kube::{self, UNAUTHORIZED, pod_watch};
 
 /// When the API server accepted and rejected each token, and when the watch of pods was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl ApiHistory {
     /// Records that the watch of pods failed.
     pub fn record_failed_watch(&mut self, error: &pod_watch::Error, now: Instant) {
         if let pod_watch::Error::Request(error) = error
-            && (error.code() == Some(401) || error.is_denied_or_missing())
+            && (error.is_status(401, UNAUTHORIZED) || error.is_denied_or_missing())
         {
             self.record_own_token(Some(error), now);
         } else {
@@ -59,7 +59,7 @@ impl TokenHistory {
     /// succeeded. Some responses are sent before the token is checked, such as a 429, a 500 or the
     /// page of a proxy. They change nothing.
     pub fn record(&mut self, error: Option<&kube::Error>, now: Instant) {
-        if error.is_some_and(|error| error.code() == Some(401)) {
+        if error.is_some_and(|error| error.is_status(401, UNAUTHORIZED)) {
             self.rejected.get_or_insert(now);
         } else if shows_valid_token(error) {
             *self = TokenHistory { accepted: Some(now), rejected: None };
@@ -91,6 +91,19 @@ mod tests {
     }
 
     #[test]
+    fn a_proxys_401_is_no_rejection_of_the_token() {
+        let now = Instant::now();
+        let mut history = ApiHistory::default();
+        history.record_own_token(None, now);
+        let of_proxy = status(401, None).unwrap_err();
+        history.own_token.record(Some(&of_proxy), now);
+        history.record_failed_watch(&pod_watch::Error::Request(of_proxy), now);
+        assert_eq!(history.own_token, TokenHistory { accepted: Some(now), rejected: None });
+        // It does not show whether the token is still valid.
+        assert_eq!(history.disconnected, Some(now));
+    }
+
+    #[test]
     fn a_rejection_lasts_from_the_first_401_until_an_accepted_token() {
         let begin = Instant::now();
         let at = |second| begin + Duration::from_secs(second);
@@ -109,7 +122,7 @@ mod tests {
             assert_eq!(token, expected, "{response:?}");
         }
         for response in [Ok(()), status(403, Some("Forbidden")), status(404, Some("NotFound"))] {
-            token.record(status(401, None).as_ref().err(), at(8));
+            token.record(status(401, Some("Unauthorized")).as_ref().err(), at(8));
             token.record(response.as_ref().err(), at(9));
             let expected = TokenHistory { accepted: Some(at(9)), rejected: None };
             assert_eq!(token, expected, "{response:?}");

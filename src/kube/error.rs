@@ -5,8 +5,12 @@ use std::time::Duration;
 /// `reason` in a response of the API server with HTTP 401. A proxy's 401 has no `reason`, so the
 /// two can be told apart.
 pub const UNAUTHORIZED: &str = "Unauthorized";
+/// `reason` in a response of the API server with HTTP 403.
+pub const FORBIDDEN: &str = "Forbidden";
 /// `reason` in a response of the API server with HTTP 404.
 pub const NOT_FOUND: &str = "NotFound";
+/// `reason` in a response of the API server with HTTP 409, if the object has changed.
+pub const CONFLICT: &str = "Conflict";
 
 /// Why an API request failed. `request` is its method and URL.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +23,8 @@ pub enum Error {
     Status {
         request: String,
         code: u16,
-        /// Kubernetes' name of the error, e.g. `NotFound`. `None` if a proxy responded instead.
+        /// Kubernetes' name of the error, e.g. `NotFound`, or empty if its Status has no reason.
+        /// `None` if the response is no Kubernetes Status, because a proxy responded instead.
         reason: Option<String>,
         message: String,
         /// `Retry-After` of the response, if it is in seconds.
@@ -42,21 +47,30 @@ pub enum Retry {
 }
 
 impl Error {
+    /// Returns the HTTP status code, whoever sent it.
     pub fn code(&self) -> Option<u16> {
         let Error::Status { code, .. } = self else { return None };
         Some(*code)
     }
 
     /// Whether the API server itself responded with this status code and `reason`. A response of a
-    /// proxy in front of the API server has no `reason`, so it does not count.
+    /// proxy in front of the API server has no `reason`, so it does not count. Whoever concludes
+    /// something about a token or an object from a failed request has to ask this, not
+    /// [`Error::code`].
     pub fn is_status(&self, expected_code: u16, expected_reason: &str) -> bool {
         matches!(self, Error::Status { code, reason, .. }
             if *code == expected_code && reason.as_deref() == Some(expected_reason))
     }
 
+    /// Whether the API server itself responded, with Kubernetes' Status, and not a proxy in front of
+    /// it.
+    pub fn is_kubernetes_status(&self) -> bool {
+        matches!(self, Error::Status { reason: Some(_), .. })
+    }
+
     /// Whether Kubernetes accepted the token, but denies the request or does not find the object.
     pub fn is_denied_or_missing(&self) -> bool {
-        self.is_status(403, "Forbidden") || self.is_status(404, NOT_FOUND)
+        self.is_status(403, FORBIDDEN) || self.is_status(404, NOT_FOUND)
     }
 
     /// Whether the response is unreadable: not an API object, not HTTP, or too large.

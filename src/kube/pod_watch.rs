@@ -10,7 +10,7 @@ use super::connection::{self, Connection};
 use super::pod_list::{self, FromPod, PodList};
 use super::types::{ApiStatus, Metadata, Pod};
 use super::watch_events::{self, WatchEvent};
-use super::{Deadlines, RESPONSE_TIMEOUT, Retry, redact};
+use super::{Deadlines, FORBIDDEN, RESPONSE_TIMEOUT, Retry, redact};
 use crate::backoff::{Backoff, Limits, between, jitter};
 
 /// First and longest wait before a failed request is sent again. A restart of the API server ends
@@ -99,8 +99,10 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns whether the API server denied the request: whether the account lacks a permission.
+    /// The 403 of a proxy in front of the API server says nothing about permissions.
     pub fn is_denied(&self) -> bool {
-        matches!(self, Error::Request(error) if error.code() == Some(403))
+        matches!(self, Error::Request(error) if error.is_status(403, FORBIDDEN))
     }
 
     fn needs_new_list(&self) -> bool {

@@ -94,6 +94,8 @@ pub type Service = Object<ServiceSpec>;
 
 objects! {
     pub struct ApiStatus {
+        /// `Status`. Empty or another name if a proxy sent the object.
+        pub kind: String,
         pub code: u16,
         pub message: Option<String>,
         pub reason: Option<String>,

@@ -17,7 +17,9 @@ use crate::kube::claims::Claims;
 use crate::kube::kubeconfig::{self, ApiAccess};
 use crate::kube::object_reader::{API_SERVICE, namespace_path};
 use crate::kube::types::{Metadata, Namespace, Pod, STATIC_POD_UID, Service};
-use crate::kube::{self, Client, Deadlines, LiteralAddress, Retry};
+use crate::kube::{
+    self, Client, Deadlines, FORBIDDEN, LiteralAddress, NOT_FOUND, Retry, UNAUTHORIZED,
+};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
 use crate::pod::facts::PodFacts;
@@ -142,9 +144,11 @@ impl<'a> ApiRequests<'a> {
     /// Returns the error with which ADD fails if the request is not retried.
     fn final_error(&self, object: &str, error: &kube::Error) -> Error {
         let failure = match error.code() {
-            Some(401) => Failure::TokenRejected,
-            Some(403) => Failure::RequestDenied,
-            Some(404) => Failure::PodNotFound,
+            _ if error.is_status(401, UNAUTHORIZED) => Failure::TokenRejected,
+            _ if error.is_status(403, FORBIDDEN) => Failure::RequestDenied,
+            _ if error.is_status(404, NOT_FOUND) => Failure::PodNotFound,
+            // A proxy in front of the API server knows neither the token nor the pod.
+            Some(401 | 403 | 404) => Failure::UnexpectedResponse,
             Some(_) => Failure::ApiError,
             None if error.is_unreadable() => Failure::UnexpectedResponse,
             None if error.is_unsendable() => Failure::Kubeconfig,

@@ -169,6 +169,12 @@ impl<R: Routes> Server<R> {
         self
     }
 
+    /// Responds to `path` with Kubernetes' `Status` for this code.
+    pub fn refuse(&self, path: &str, code: u16) -> &Self {
+        let Response { code, body, .. } = Response::status(code);
+        self.answer(path, code, &body)
+    }
+
     /// Lets the next responses have these faults, one for each response.
     pub fn faults(&self, faults: &[ApiFault]) -> &Self {
         self.state().faults.extend(faults);

@@ -239,7 +239,7 @@ impl Worker {
             return;
         }
         let cause = match status_code(error) {
-            Some(403) => {
+            Some(403) if is_of_api_server(error) => {
                 ", because the agent's ServiceAccount may not create Events (the chart's \
                  ClusterRole linkerd-cni-agent grants it, upstream's chart does not)"
             }
@@ -251,8 +251,12 @@ impl Worker {
 
 /// Returns whether the API server rejects only this Event and may accept others. It does so if the
 /// pod or namespace of the Event is gone or being deleted, if the name of the Event is in use
-/// (409), or if the Event is invalid (400, 422).
+/// (409), or if the Event is invalid (400, 422). The response of a proxy in front of the API server
+/// says nothing about the Event.
 fn rejects_only_this_event(error: &Error) -> bool {
+    if !is_of_api_server(error) {
+        return false;
+    }
     match status_code(error) {
         // In a namespace that is being deleted, new objects are rejected with a 403 even if the
         // agent may create Events. Any other 403 is a missing permission, which concerns all
@@ -262,6 +266,10 @@ fn rejects_only_this_event(error: &Error) -> bool {
         Some(400..=499) => true,
         _ => false,
     }
+}
+
+fn is_of_api_server(error: &Error) -> bool {
+    matches!(error, Error::Client(error) if error.is_kubernetes_status())
 }
 
 fn status_code(error: &Error) -> Option<u16> {

@@ -13,9 +13,8 @@ use super::worker::{Worker, retry_after};
 use crate::agent::api_history::TokenHistory;
 use crate::agent::identity::{NO_NAMESPACE, agent_namespace};
 use crate::agent::settings::Settings;
-use crate::kube;
 use crate::kube::claims::Claims;
-use crate::kube::kubeconfig;
+use crate::kube::{self, FORBIDDEN, NOT_FOUND, kubeconfig};
 
 /// Longest token that is used, in bytes. With a longer one, the head of a request would not fit
 /// into 16 KiB.
@@ -82,13 +81,12 @@ impl From<String> for RequestFailure {
 
 impl From<kube::Error> for RequestFailure {
     fn from(error: kube::Error) -> RequestFailure {
-        let remedy = match error.code() {
-            Some(403) => {
-                "; grant the agent's ServiceAccount `create` on `serviceaccounts/token` of that \
-                 account"
-            }
-            Some(404) => "; create that ServiceAccount",
-            _ => "",
+        let remedy = if error.is_status(403, FORBIDDEN) {
+            "; grant the agent's ServiceAccount `create` on `serviceaccounts/token` of that account"
+        } else if error.is_status(404, NOT_FOUND) {
+            "; create that ServiceAccount"
+        } else {
+            ""
         };
         RequestFailure { why: format!("{error}{remedy}"), retry_after: retry_after(&error) }
     }

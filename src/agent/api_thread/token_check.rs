@@ -9,7 +9,7 @@ use serde::de::IgnoredAny;
 use super::State;
 use super::worker::{Worker, retry_after};
 use crate::agent::identity::agent_namespace;
-use crate::kube;
+use crate::kube::{self, FORBIDDEN, NOT_FOUND, UNAUTHORIZED};
 
 /// Longest time between two periodic checks of a token that the API server accepts. Jitter
 /// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
@@ -28,7 +28,7 @@ const ADDRESS_GAP: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenCheckResult {
     Accepted,
-    /// HTTP 401 or 403.
+    /// HTTP 401 or 403 of the API server.
     Rejected,
     /// No response, or a response that says nothing about the token.
     Unknown,
@@ -51,23 +51,28 @@ pub enum TokenValidity {
     #[default]
     Unknown,
     Accepted,
-    /// HTTP 401 or 403, with the error.
+    /// HTTP 401 or 403 of the API server, with the error.
     Rejected(String),
 }
 
 impl TokenValidity {
     /// Reads the response to a request with the token. `error` is `None` if the request succeeded.
+    /// Only a response of the API server itself says anything about the token: a proxy in front of
+    /// it responds with the same status codes.
     fn from_response(error: Option<&kube::Error>) -> TokenValidity {
         let Some(error) = error else { return TokenValidity::Accepted };
-        match error.code() {
-            Some(404) => TokenValidity::Accepted,
-            Some(401) => TokenValidity::Rejected(format!(
+        if error.is_status(404, NOT_FOUND) {
+            TokenValidity::Accepted
+        } else if error.is_status(401, UNAUTHORIZED) {
+            TokenValidity::Rejected(format!(
                 "the API server rejected the token in the kubeconfig (HTTP 401): {error}"
-            )),
-            Some(403) => TokenValidity::Rejected(format!(
+            ))
+        } else if error.is_status(403, FORBIDDEN) {
+            TokenValidity::Rejected(format!(
                 "a request with the token in the kubeconfig was denied (HTTP 403): {error}"
-            )),
-            _ => TokenValidity::Unknown,
+            ))
+        } else {
+            TokenValidity::Unknown
         }
     }
 }
@@ -184,7 +189,7 @@ impl State {
             return;
         }
         let was_revoked = issued.is_revoked;
-        issued.is_revoked = error.and_then(kube::Error::code) == Some(401);
+        issued.is_revoked = error.is_some_and(|error| error.is_status(401, UNAUTHORIZED));
         if issued.is_revoked && !was_revoked {
             self.schedule.replace_revoked_token(now);
         }

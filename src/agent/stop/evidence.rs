@@ -9,9 +9,12 @@ use crate::agent::own_pod::{OwnPod, Owner, SeenPod};
 use crate::agent::settings::Settings;
 use crate::kube::claims::Claims;
 use crate::kube::connection::{AccessSource, Connection};
+use crate::kube::object_reader::namespace_path;
 use crate::kube::scheduling::{self, DaemonSet, Node, daemonset_path};
 use crate::kube::types::{Namespace, Pod};
-use crate::kube::{Client, Deadlines, Error, NOT_FOUND, Retry, UNAUTHORIZED};
+use crate::kube::{Client, Deadlines, Error, FORBIDDEN, NOT_FOUND, UNAUTHORIZED};
+
+const ACCEPTED: &str = "accepted the plugin's token";
 
 /// All that an agent knows when it has to decide whether to uninstall.
 #[derive(Clone, Debug)]
@@ -137,13 +140,12 @@ fn ask_with_own_token(
     if let Some(owner) = api.own_pod().daemonset {
         return ask_about_daemonset(settings, client, namespace, &owner);
     }
-    match is_namespace_being_deleted(client, namespace) {
-        Ok(true) => Ok(Round::NamespaceBeingDeleted),
-        Err(error) if error.code() != Some(403) => Err(round_end(&error)),
-        Ok(false) | Err(_) => Ok(Round::Unclear(
-            why_unknown.unwrap_or_else(|| "the agent's pod belongs to no DaemonSet".into()),
-        )),
+    if read_namespace(client, namespace)? == NamespaceState::BeingDeleted {
+        return Ok(Round::NamespaceBeingDeleted);
     }
+    Ok(Round::Unclear(
+        why_unknown.unwrap_or_else(|| "the agent's pod belongs to no DaemonSet".into()),
+    ))
 }
 
 /// Reads the agent's pod, and records in `api` what the response shows. If the agent has no right
@@ -167,7 +169,7 @@ fn ask_about_own_pod(
             api.update_own_pod(OwnPod::record_gone);
             Ok(None)
         }
-        Err(error) if error.code() == Some(403) => {
+        Err(error) if error.is_status(403, FORBIDDEN) => {
             Ok(Some(format!("the agent cannot read its pod: {error}")))
         }
         Err(error) => Err(round_end(&error)),
@@ -206,14 +208,10 @@ fn ask_about_scope(
 ) -> Result<Round, RoundEnd> {
     // When the Namespace is deleted, this pod may be deleted earlier than the DaemonSet. So a
     // DaemonSet that still exists is no proof against an uninstall before the Namespace was read.
-    match is_namespace_being_deleted(client, namespace) {
-        Ok(true) => return Ok(Round::NamespaceBeingDeleted),
-        Ok(false) => {}
-        Err(error) if error.code() == Some(404) || is_temporary(&error) => {
-            return Err(round_end(&error));
-        }
-        // The agent may have no right to read the Namespace (HTTP 403). Then the DaemonSet decides.
-        Err(_) => {}
+    match read_namespace(client, namespace)? {
+        NamespaceState::BeingDeleted => return Ok(Round::NamespaceBeingDeleted),
+        // If the agent has no right to read the Namespace, the DaemonSet decides.
+        NamespaceState::Exists | NamespaceState::Denied => {}
     }
     match &settings.node_name {
         Some(name) => ask_about_node(client, name, set),
@@ -225,10 +223,10 @@ fn ask_about_scope(
 fn ask_about_node(client: &Client, name: &str, set: &DaemonSet) -> Result<Round, RoundEnd> {
     let node = match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
         Ok(node) => node,
-        Err(error) if is_temporary(&error) => return Err(round_end(&error)),
-        // The agent may have no right to read Nodes. Then nothing shows that its node is out of the
-        // scope.
-        Err(_) => return Ok(Round::InScope),
+        // If the agent has no right to read Nodes, nothing shows that its node is out of the scope.
+        // Neither does a missing Node: kubelet registers it again.
+        Err(error) if error.is_denied_or_missing() => return Ok(Round::InScope),
+        Err(error) => return Err(round_end(&error)),
     };
     if node.metadata.name != name {
         return Err(another_object("Node", name));
@@ -270,20 +268,39 @@ fn ask_with_plugin_token(
     if plugin_token == own_token {
         return both_rejected;
     }
-    match is_namespace_being_deleted(&client, namespace) {
-        Ok(true) => Round::NamespaceBeingDeleted,
+    match client.get::<Namespace>(&namespace_path(namespace)) {
+        Ok(found) if found.metadata.name != namespace => Round::OwnTokenRejected(format!(
+            "the response to the plugin's token is another object than Namespace {namespace}"
+        )),
+        Ok(found) if found.metadata.deletion_timestamp.is_some() => Round::NamespaceBeingDeleted,
+        Ok(_) => Round::OwnTokenRejected(ACCEPTED.into()),
+        Err(error) if error.is_denied_or_missing() => Round::OwnTokenRejected(ACCEPTED.into()),
         Err(error) if error.is_status(401, UNAUTHORIZED) => both_rejected,
-        // The API server is busy or failing, and may not have checked the token.
-        Err(error) if is_temporary(&error) || error.code().is_none_or(|code| code == 401) => {
-            Round::OwnTokenRejected(error.to_string())
-        }
-        Ok(false) | Err(_) => Round::OwnTokenRejected("accepted the plugin's token".into()),
+        // The API server, or a proxy in front of it, may have responded without a check of the
+        // token.
+        Err(error) => Round::OwnTokenRejected(error.to_string()),
     }
 }
 
-fn is_namespace_being_deleted(client: &Client, namespace: &str) -> Result<bool, Error> {
-    let found = client.get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"))?.metadata;
-    Ok(found.name == namespace && found.deletion_timestamp.is_some())
+/// What the API server shows of the agent's Namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NamespaceState {
+    Exists,
+    BeingDeleted,
+    /// The agent has no right to read the Namespace.
+    Denied,
+}
+
+/// Reads the agent's Namespace. The round ends if the response shows nothing of the Namespace, as
+/// that of a proxy in front of the API server.
+fn read_namespace(client: &Client, namespace: &str) -> Result<NamespaceState, RoundEnd> {
+    match client.get::<Namespace>(&namespace_path(namespace)) {
+        Ok(found) if found.metadata.name != namespace => Err(another_object("Namespace", namespace)),
+        Ok(found) if found.metadata.deletion_timestamp.is_some() => Ok(NamespaceState::BeingDeleted),
+        Ok(_) => Ok(NamespaceState::Exists),
+        Err(error) if error.is_status(403, FORBIDDEN) => Ok(NamespaceState::Denied),
+        Err(error) => Err(round_end(&error)),
+    }
 }
 
 /// Returns how a round ends in which the API server responded with another object than requested.
@@ -301,9 +318,4 @@ fn round_end(error: &Error) -> RoundEnd {
     } else {
         RoundEnd::Result(Round::Unreachable(error.to_string()))
     }
-}
-
-/// Returns whether the same request may get another response in the next round.
-fn is_temporary(error: &Error) -> bool {
-    error.retry() != Retry::Never
 }

@@ -2,7 +2,7 @@
 //!
 //! `evictions.yaml` lists the responses, with the places in the API server's source that send them.
 
-use crate::kube::{Error, NOT_FOUND};
+use crate::kube::{CONFLICT, Error, NOT_FOUND};
 
 /// Part of the message when a disruption budget rejects an eviction. The status code 429 does not
 /// show that, because an overloaded API server responds with 429, too.
@@ -57,11 +57,12 @@ pub fn eviction_response(error: &Error) -> EvictionResponse {
     // delete. So a 404 or 409 may be about the budget, and then says nothing about the pod.
     let is_about_budget = message.contains(BUDGETS);
     match code {
+        // A proxy in front of the API server responded, which says nothing about the pod.
+        _ if !error.is_kubernetes_status() => EvictionResponse::Failed,
         404 if error.is_status(404, NOT_FOUND) && !is_about_budget => EvictionResponse::Gone,
-        409 if !is_about_budget => EvictionResponse::Changed,
+        409 if error.is_status(409, CONFLICT) && !is_about_budget => EvictionResponse::Changed,
         403 if lacks_permission(message) => EvictionResponse::NoPermission,
-        // A 404 that gets here is about a budget, or has no reason because a proxy in front of the
-        // API server sent it.
+        // A 404 or 409 that gets here is about a budget.
         401 | 404 | 408 | 409 | 429 => EvictionResponse::Failed,
         400..=499 => EvictionResponse::Refused(message.clone()),
         _ => EvictionResponse::Failed,

@@ -83,7 +83,7 @@ fn agents_own_token_is_not_written_to_the_host_if_the_token_request_fails() {
         until("a second request", || failure == "down" || api.asked("POST", "/token") > 1);
         assert_eq!(agent.ready().0, 500, "{failure}");
         let remedy = match failure {
-            "403" | "proxy" => {
+            "403" => {
                 Some("; grant the agent's ServiceAccount `create` on `serviceaccounts/token`")
             }
             "404" => Some("; create that ServiceAccount"),
@@ -95,6 +95,9 @@ fn agents_own_token_is_not_written_to_the_host_if_the_token_request_fails() {
             assert!(agent.ready().1.contains(remedy), "{failure}: {:?}", agent.ready());
             assert!(agent.log().contains(remedy), "{failure}: {}", agent.log());
         }
+        // A proxy in front of the API server knows no permissions.
+        let is_denied = agent.log().contains("; grant the agent's");
+        assert_eq!(is_denied, failure == "403", "{failure}: {}", agent.log());
         assert_eq!(node.text(LIST), CALICO, "{failure}");
         assert!(!node.net("kubeconfig.json").exists(), "{failure}");
         assert_eq!(api.asked("GET", CHECK), 0, "{failure}: there is no token to check");
@@ -271,6 +274,27 @@ fn idle_agent_sends_no_requests_after_its_start() {
     let _agent = node.start_ready();
     thread::sleep(Duration::from_secs(2));
     assert_eq!(requests(), [list, watch, check]);
+}
+
+/// A proxy in front of the API server responds with the same status codes.
+#[test]
+fn a_proxys_status_code_is_no_verdict_on_the_plugins_token() {
+    all([401, 403, 404], |code| {
+        let Scene { api, node, mut agent } = Scene::start(&[]);
+        let token = node.token();
+        api.state().namespace = Some((code, json!({"message": "no route", "reason": "x"})));
+        let asked = api.asked("GET", CHECK);
+        let issued = api.asked("POST", "/token");
+        report_rejection(&node);
+        until("two more tries", || api.asked("GET", CHECK) >= asked + 3);
+        assert_eq!(agent.ready().0, 200, "{code}: {:?}", agent.ready());
+        let says = "cannot check the token in the kubeconfig: ";
+        assert!(agent.log().contains(says), "{code}: {}", agent.log());
+        assert_eq!((api.asked("POST", "/token"), node.token()), (issued, token), "{code}");
+        api.state().namespace = None;
+        until("an answer", || agent.log().contains("kubeconfig token: resolved"));
+        agent.until_ready();
+    });
 }
 
 #[test]

@@ -230,7 +230,7 @@ fn plugin_sends_one_record_per_call_and_never_waits_for_the_agent() {
     for (key, wanted) in yaml(include_str!("decisions.yaml"))["record"].as_object().unwrap() {
         assert_eq!(record[key], *wanted, "{key}: {record}");
     }
-    scene.api.answer(POD_PATH, 403, "{}");
+    scene.api.refuse(POD_PATH, 403);
     call.run().error();
     let record = receive();
     assert_eq!(record["decision"], "failed");

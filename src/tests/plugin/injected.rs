@@ -68,7 +68,7 @@ impl Outage {
     fn begin(self, api: &Api, call: &Call) {
         match self {
             Outage::RevokedToken => api.accept("another token"),
-            Outage::Forbidden => drop(api.answer(POD_PATH, 403, r#"{"message":"no"}"#)),
+            Outage::Forbidden => drop(api.refuse(POD_PATH, 403)),
             Outage::NoKubeconfig => fs::remove_file(call.kubeconfig()).unwrap(),
             Outage::ServerDown => {
                 let kubeconfig = api.kubeconfig().replace(&api.address.port().to_string(), "1");
@@ -161,13 +161,23 @@ fn check_accepts_guessed_rules_after_an_outage() {
 fn injected_pod_that_was_deleted_or_replaced_fails() {
     let scene = Scene::meshed();
     let replaced = MESHED.replace("0001\"", "0002\"");
+    let gone = r#"{"kind":"Status","reason":"NotFound","message":"pods \"web\" not found"}"#;
     for (_name, (status, body)) in
-        table::named([("gone", (404, "{}")), ("replaced", (200, &*replaced))])
+        table::named([("gone", (404, gone)), ("replaced", (200, &*replaced))])
     {
         scene.api.answer(POD_PATH, status, body);
         scene.add().annotated(marked(&json!({}))).run().failed(103, "");
     }
     assert_eq!(scene.rules(), "");
+}
+
+/// The ADD of a meshed pod would fail, and the agent would take the pod for a deleted one.
+#[test]
+fn a_proxys_404_does_not_show_that_a_marked_pod_is_gone() {
+    let scene = Scene::meshed();
+    scene.api.answer(POD_PATH, 404, "<html>404 page not found</html>");
+    scene.add().annotated(marked(&json!({}))).run().succeeded();
+    assert!(scene.has_rules());
 }
 
 #[test]

@@ -36,8 +36,8 @@ fn unwritable_stderr_neither_fails_nor_delays_a_call_and_errors_are_still_return
                     "{command}"
                 );
             }
-            scene.api.answer(POD_PATH, 403, "{}");
-            run(plugin_with(&stderr), &meshed).failed(102, "");
+            scene.api.refuse(POD_PATH, 403);
+            run(with(&stderr), &meshed).failed(102, "");
         }
     }
 }

@@ -46,6 +46,7 @@ impl Response {
             401 => "Unauthorized",
             403 => "Forbidden",
             404 => "NotFound",
+            409 => "Conflict",
             _ => "",
         };
         let body = json!({

@@ -102,11 +102,11 @@ fn a_namespace_gets_half_of_the_events_and_does_not_delay_another() {
     assert_eq!(taken, ["0", "x", "1", "y"]);
 }
 
-fn status(code: u16, message: &str) -> Error {
+fn status(code: u16, reason: Option<&str>, message: &str) -> Error {
     Error::Client(kube::Error::Status {
         request: String::new(),
         code,
-        reason: None,
+        reason: reason.map(str::to_owned),
         message: message.into(),
         retry_after: None,
     })
@@ -116,18 +116,22 @@ fn status(code: u16, message: &str) -> Error {
 fn a_failure_of_one_event_drops_it_and_other_failures_pause_all() {
     let ending = "events is forbidden: unable to create new content in namespace a because \
                   it is being terminated";
-    for (error, is_dropped) in [
-        (status(403, "events is forbidden"), false),
-        (status(403, ending), true),
-        (status(404, "namespaces \"a\" not found"), true),
-        (status(400, "bad request"), true),
-        (status(413, "too large"), true),
-        (status(422, "invalid"), true),
-        (status(401, "Unauthorized"), false),
-        (status(408, "timeout"), false),
-        (status(429, "slow down"), false),
-        (status(503, "x"), false),
+    for (code, reason, message, is_dropped) in [
+        (403, Some("Forbidden"), "events is forbidden", false),
+        (403, Some("Forbidden"), ending, true),
+        (404, Some("NotFound"), "namespaces \"a\" not found", true),
+        (400, Some("BadRequest"), "bad request", true),
+        (413, Some("RequestEntityTooLarge"), "too large", true),
+        (422, Some("Invalid"), "invalid", true),
+        (401, Some("Unauthorized"), "Unauthorized", false),
+        (408, Some("Timeout"), "timeout", false),
+        (429, Some("TooManyRequests"), "slow down", false),
+        (503, Some("ServiceUnavailable"), "x", false),
+        // A proxy in front of the API server.
+        (404, None, "<html>404 page not found</html>", false),
+        (422, None, "<html>", false),
     ] {
+        let error = status(code, reason, message);
         assert_eq!(rejects_only_this_event(&error), is_dropped, "{error}");
     }
 }
