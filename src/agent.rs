@@ -88,7 +88,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let record_socket = RecordSocket::start(&settings, &status, &api, watch.waker.clone())
         .map_err(Error::Thread)?;
     let stop_publishing =
-        pods::start(&settings, &status, &api, watch.waker.clone()).map_err(Error::Thread)?;
+        pods::start(&settings, &status, &api, &record_socket, watch.waker.clone())
+            .map_err(Error::Thread)?;
     let reconciler = Reconciler::new(settings, entry, status, api, self_test, record_socket);
     let mut main_loop = MainLoop::new(reconciler, watch);
     info!("starting the agent");

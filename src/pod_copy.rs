@@ -7,6 +7,11 @@
 //! plugin needs no time stamps to notice a dead agent.
 //!
 //! A file is either complete or missing, because a new file replaces the old one by a rename.
+//!
+//! During an upgrade, and after a rollback, agent and plugin are of different versions. An older
+//! agent leaves out annotations that only a newer plugin knows, and the plugin could not tell that
+//! from a pod without them. So each file names the [`format`] for which it was written. From a file
+//! of another format the plugin learns only that the pod is meshed.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -20,13 +25,16 @@ use std::time::Duration;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{self, c_int, c_short};
 use nix::unistd::geteuid;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::cni::args::{PodRef, is_name};
 use crate::deadline::Deadline;
 use crate::files::{self, FileAccess};
 use crate::kube::redact;
 use crate::pod::Decision;
+use crate::pod::annotation::TABLE;
 use crate::pod::facts::PodFacts;
 use crate::quote::quote;
 
@@ -37,6 +45,10 @@ const LOCK: &str = ".lock";
 pub const RUN_DIR: &str = "/run/linkerd-cni";
 /// Environment variable of agent and plugin that replaces [`RUN_DIR`].
 pub const RUN_DIR_VARIABLE: &str = "LINKERD_CNI_RUN_DIR";
+
+/// Version of the facts in a file. Raise it if a fact is added without which the plugin would decide
+/// otherwise, or if a fact gets another meaning. Annotations need no new version: see [`format`].
+const FACTS_VERSION: u32 = 1;
 
 /// Longest facts of a published pod, in bytes. The limit bounds the agent's memory. The facts of
 /// real pods are far shorter.
@@ -52,8 +64,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 #[derive(Debug, PartialEq, Eq)]
 pub enum NodeCopy {
     Decides(Box<Decision<PodFacts>>),
-    /// The pod is meshed, and its facts are too large for the copy.
-    TooLarge,
+    /// The pod is meshed, and the copy lacks its facts: they are too large, or were published by an
+    /// agent of another version.
+    Meshed,
     /// A live agent keeps the copy, and has not published the pod.
     Lacks,
     /// No live agent keeps the copy, and the pod is not in it.
@@ -67,18 +80,38 @@ pub enum PublishedPod {
     /// The pod is meshed, and its facts are too large for the copy. The agent publishes this, so
     /// that the plugin asks the API server at once instead of waiting for the pod's file.
     TooLarge,
+    /// An agent of another version wrote the file for another [`format`]. A redirect shows that the
+    /// pod is meshed. A skip shows nothing, because another version may know other meshed pods.
+    OtherFormat {
+        is_meshed: bool,
+    },
 }
 
 /// Content of a pod's file.
 #[derive(Debug, Serialize, Deserialize)]
 struct PodCopy {
+    /// The [`format`] of the agent. Empty in files of agents that did not write it.
+    #[serde(default)]
+    format: String,
     namespace: String,
     name: String,
     uid: String,
-    /// `None`: [`PublishedPod::TooLarge`]. `deserialize_with` makes the key mandatory, so that
-    /// other JSON is not read as such a file.
-    #[serde(deserialize_with = "Option::deserialize")]
-    decision: Option<Decision<PodFacts>>,
+    /// An `Option<Decision<PodFacts>>`. `None`: [`PublishedPod::TooLarge`]. It is parsed only if the
+    /// format is right.
+    decision: Box<RawValue>,
+}
+
+/// Returns the format of this program's files: [`FACTS_VERSION`], and a digest of the annotations
+/// that the facts have, and of which of them come from the namespace, too.
+fn format() -> String {
+    // FNV-1a. A hash of the standard library may change with its version.
+    let mut digest: u64 = 0xcbf2_9ce4_8422_2325;
+    for row in TABLE {
+        for byte in row.key.bytes().chain([0, row.value as u8]) {
+            digest = (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    format!("{FACTS_VERSION}-{digest:016x}")
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -120,7 +153,7 @@ fn parse(bytes: &[u8], access: FileAccess, pod: &PodRef) -> Result<PublishedPod,
     }
     let copy: PodCopy = redact::decode_object(bytes)
         .map_err(|error| format!("not a copy of a pod: {}", redact::problem(&error)))?;
-    let PodCopy { namespace, name, uid, decision } = copy;
+    let PodCopy { format: written_for, namespace, name, uid, decision } = copy;
     if namespace != pod.namespace || name != pod.name || uid != pod.uid {
         return Err(format!(
             "the copy of pod {}/{} with UID {}",
@@ -129,34 +162,53 @@ fn parse(bytes: &[u8], access: FileAccess, pod: &PodRef) -> Result<PublishedPod,
             quote(&uid)
         ));
     }
+    if written_for != format() {
+        return Ok(PublishedPod::OtherFormat { is_meshed: is_redirect(&decision) });
+    }
+    let decision: Option<Decision<PodFacts>> = serde_json::from_str(decision.get())
+        .map_err(|error| format!("not a copy of a pod: {}", redact::problem(&error)))?;
     match decision {
         Some(decision) => Ok(PublishedPod::Decision(Box::new(decision))),
         None => Ok(PublishedPod::TooLarge),
     }
 }
 
+/// Returns whether a decision in another format is to redirect the pod. If the facts were too large,
+/// it is.
+fn is_redirect(decision: &RawValue) -> bool {
+    let decision: Result<Option<Decision<IgnoredAny>>, _> = serde_json::from_str(decision.get());
+    matches!(decision, Ok(None | Some(Decision::Redirect(IgnoredAny))))
+}
+
 /// Reads what the node's copy says about the pod. If a live agent keeps the copy but has not
-/// published the pod, waits at most `longest_wait` for the agent to publish it. An unusable file
-/// counts as missing.
+/// published the pod, waits at most `longest_wait` for the agent to publish it. An unusable file and
+/// a file of another format count as missing, but for that the latter may show that the pod is
+/// meshed.
 pub fn read_or_wait(run_dir: &Path, pod: &PodRef, longest_wait: Duration) -> NodeCopy {
     let deadline = Deadline::after(longest_wait);
     loop {
-        let is_unusable = match read(run_dir, pod) {
+        let mut is_unusable = false;
+        let mut is_meshed = false;
+        match read(run_dir, pod) {
             Ok(Some(PublishedPod::Decision(decision))) => return NodeCopy::Decides(decision),
-            Ok(Some(PublishedPod::TooLarge)) => return NodeCopy::TooLarge,
-            Ok(None) => false,
+            Ok(Some(PublishedPod::TooLarge)) => return NodeCopy::Meshed,
+            // The agent of this version may be about to replace the file.
+            Ok(Some(PublishedPod::OtherFormat { is_meshed: redirects })) => is_meshed = redirects,
+            Ok(None) => {}
             Err(error) => {
                 tracing::debug!("linkerd-cni: pod {pod}: the node's copy is unusable: {error}");
-                true
+                is_unusable = true;
             }
-        };
-        if !is_kept(run_dir) {
-            return NodeCopy::Unkept;
         }
+        let is_kept = is_kept(run_dir);
         // The agent writes no file for a pod without a valid UID, so waiting for one is useless.
         let never_has_file = path(run_dir, pod).is_err();
-        if is_unusable || never_has_file || deadline.has_passed() {
-            return NodeCopy::Lacks;
+        if !is_kept || is_unusable || never_has_file || deadline.has_passed() {
+            return match (is_meshed, is_kept) {
+                (true, _) => NodeCopy::Meshed,
+                (false, true) => NodeCopy::Lacks,
+                (false, false) => NodeCopy::Unkept,
+            };
         }
         thread::sleep(POLL_INTERVAL.min(deadline.remaining()));
     }
@@ -184,7 +236,9 @@ pub fn publish_too_large(run_dir: &Path, pod: PodRef) -> Result<(), Error> {
 fn write(run_dir: &Path, pod: PodRef, decision: Option<Decision<PodFacts>>) -> Result<(), Error> {
     let path = path(run_dir, &pod)?;
     let PodRef { namespace, name, uid } = pod;
-    let content = serde_json::to_vec(&PodCopy { namespace, name, uid, decision })
+    let content = to_raw_value(&decision)
+        .map(|decision| PodCopy { format: format(), namespace, name, uid, decision })
+        .and_then(|copy| serde_json::to_vec(&copy))
         .map_err(|error| Error::Invalid { path: path.clone(), problem: error.to_string() })?;
     Ok(files::write(&path, &content, FileAccess::own(0o600))?)
 }

@@ -31,6 +31,7 @@ use super::api_thread::ApiHandle;
 use super::file_watch::Waker;
 use super::identity::{self, USER_AGENT};
 use super::readiness::Status;
+use super::record_socket::RecordSocket;
 use super::settings::Settings;
 use crate::files;
 use crate::kube::connection::Connection;
@@ -49,13 +50,15 @@ const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Starts the thread that watches all pods of the node. If the settings do not allow that, the
 /// thread watches only the agent's own pod, and the copy that an earlier agent has published is
-/// removed. Calls `waker` when the pods were listed, or could not be listed.
+/// removed. Calls `waker` when the pods were listed, or could not be listed. `record_socket` shows
+/// whether a newer agent runs.
 ///
 /// Returns a flag. Set the flag before the copy is removed, to stop publishing.
 pub fn start(
     settings: &Settings,
     status: &Arc<Status>,
     api: &Arc<ApiHandle>,
+    record_socket: &Arc<RecordSocket>,
     waker: Waker,
 ) -> io::Result<Arc<AtomicBool>> {
     let stop_publishing = Arc::<AtomicBool>::default();
@@ -70,7 +73,10 @@ pub fn start(
         && let Some(node) = settings.node_name.clone()
         && settings.watch_pods
     {
-        let publisher = Publisher::new(settings, source, run_dir, status, &stop_publishing);
+        let record_socket = Arc::clone(record_socket);
+        let newer_agent_runs = move || record_socket.newer_agent_runs();
+        let publisher =
+            Publisher::new(settings, source, run_dir, status, &stop_publishing, newer_agent_runs);
         status.await_pod_copy(Instant::now() + FIRST_LIST_TIMEOUT, waker);
         let pods = Selection::Node(node);
         let spread = start_spread(settings);

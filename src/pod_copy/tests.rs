@@ -65,6 +65,79 @@ fn plugin_reads_what_the_agent_published() {
     assert!(!remove(dir.path(), &web).unwrap());
 }
 
+/// Publishes the decision as an agent of another version: `change` gets the text of the file.
+fn publish_changed(
+    run_dir: &Path,
+    decision: Decision<PodFacts>,
+    change: impl FnOnce(String) -> String,
+) {
+    publish(run_dir, pod("web", "u-1"), decision).unwrap();
+    let path = dir(run_dir).join("u-1");
+    let text = fs::read_to_string(&path).unwrap();
+    let changed = change(text.clone());
+    assert_ne!(changed, text);
+    write(run_dir, "u-1", &changed);
+}
+
+fn without_format(text: String) -> String {
+    text.replace(&format!("\"format\":\"{}\",", format()), "")
+}
+
+#[test]
+fn a_file_of_an_agent_of_another_version_shows_only_that_the_pod_is_meshed() {
+    let other = |text: String| text.replace(&format(), "1-of-another-version");
+    let later = |text: String| other(text).replace("noProxy", "forALaterReason");
+    for (name, decision, change, is_meshed) in [
+        ("an earlier agent's redirect", meshed(), &without_format as &dyn Fn(String) -> String, true),
+        ("another agent's redirect", meshed(), &other, true),
+        ("another agent's skip", UNMESHED, &other, false),
+        ("a skip for an unknown reason", UNMESHED, &later, false),
+    ] {
+        let dir = run_dir();
+        let web = pod("web", "u-1");
+        publish_changed(dir.path(), decision, change);
+        let published = PublishedPod::OtherFormat { is_meshed };
+        assert_eq!(read(dir.path(), &web).unwrap(), Some(published), "{name}");
+        let moment = Duration::from_millis(20);
+        let unkept = if is_meshed { NodeCopy::Meshed } else { NodeCopy::Unkept };
+        assert_eq!(read_or_wait(dir.path(), &web, moment), unkept, "{name}");
+        // The agent of the plugin's version replaces the file.
+        let _lock = Lock::take(dir.path()).unwrap();
+        let kept = if is_meshed { NodeCopy::Meshed } else { NodeCopy::Lacks };
+        assert_eq!(read_or_wait(dir.path(), &web, moment), kept, "{name}");
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| read_or_wait(dir.path(), &web, Duration::from_secs(60)));
+            thread::sleep(moment);
+            publish(dir.path(), web.clone(), meshed()).unwrap();
+            assert_eq!(waiting.join().unwrap(), NodeCopy::Decides(Box::new(meshed())), "{name}");
+        });
+    }
+}
+
+/// An older agent leaves out what only a newer plugin knows, and a newer agent writes what an older
+/// plugin does not know.
+#[test]
+fn a_field_of_a_newer_agent_does_not_make_a_file_of_the_same_format_unusable() {
+    let dir = run_dir();
+    let with_field = |text: String| text.replace("\"proxy\"", "\"later\":[1],\"proxy\"");
+    publish_changed(dir.path(), meshed(), with_field);
+    let published = PublishedPod::Decision(Box::new(meshed()));
+    assert_eq!(read(dir.path(), &pod("web", "u-1")).unwrap(), Some(published));
+}
+
+/// If this text changes: raise [`FACTS_VERSION`] if a plugin would decide otherwise by a file that
+/// lacks the change. The digest in the format follows from the annotations by itself.
+#[test]
+fn the_format_stands_for_the_facts_and_annotations_of_a_file() {
+    let dir = run_dir();
+    publish(dir.path(), pod("web", "u-1"), meshed()).unwrap();
+    let text = fs::read_to_string(dir.path().join("pods/u-1")).unwrap();
+    let (version, digest) = text.split_once("\"format\":\"").unwrap().1.split_once('-').unwrap();
+    assert_eq!(version, FACTS_VERSION.to_string());
+    assert!(digest[..16].bytes().all(|digit| digit.is_ascii_hexdigit()), "{digest}");
+    insta::assert_snapshot!(without_format(text));
+}
+
 #[test]
 fn a_file_of_another_pod_is_rejected() {
     let dir = run_dir();
@@ -163,7 +236,7 @@ fn plugin_waits_for_a_file_only_while_an_agent_keeps_the_copy() {
         assert_eq!(read_or_wait(dir.path(), &pod("web", uid), minute), NodeCopy::Lacks);
     }
     publish_too_large(dir.path(), pod("large", "u-3")).unwrap();
-    assert_eq!(read_or_wait(dir.path(), &pod("large", "u-3"), minute), NodeCopy::TooLarge);
+    assert_eq!(read_or_wait(dir.path(), &pod("large", "u-3"), minute), NodeCopy::Meshed);
     assert!(begin.elapsed() < minute);
     assert_eq!(read_or_wait(dir.path(), &web, Duration::from_millis(20)), NodeCopy::Lacks);
     thread::scope(|scope| {

@@ -79,6 +79,9 @@ pub struct Publisher {
     is_called_by_multus: bool,
     facts_reader: FactsReader,
     stop_publishing: Arc<AtomicBool>,
+    /// Returns whether a newer agent runs on the node. If it is of another version, its files stay,
+    /// because the plugin is of that version, too.
+    newer_agent_runs: Box<dyn Fn() -> bool + Send>,
     status: Arc<Status>,
     /// The published pods and those that could not be published, by UID.
     known_pods: BTreeMap<String, KnownPod>,
@@ -107,6 +110,7 @@ impl Publisher {
         run_dir: PathBuf,
         status: &Arc<Status>,
         stop_publishing: &Arc<AtomicBool>,
+        newer_agent_runs: impl Fn() -> bool + Send + 'static,
     ) -> Publisher {
         Publisher {
             run_dir,
@@ -114,6 +118,7 @@ impl Publisher {
             is_called_by_multus: matches!(settings.node.mode, ChainMode::Standalone(_)),
             facts_reader: FactsReader::new(source),
             stop_publishing: Arc::clone(stop_publishing),
+            newer_agent_runs: Box::new(newer_agent_runs),
             status: Arc::clone(status),
             known_pods: BTreeMap::new(),
             request_limit: RequestLimit::default(),
@@ -189,7 +194,9 @@ impl Publisher {
         if let Some(known) = self.known_pods.get(&pod.uid)
             && known.facts == content.facts
         {
-            if let Ok(Some(copy)) = pod_copy::read(&self.run_dir, &pod) {
+            if let Ok(Some(copy)) = pod_copy::read(&self.run_dir, &pod)
+                && !self.has_to_replace(&copy)
+            {
                 self.observe(&pod, content, copy);
                 return;
             }
@@ -233,6 +240,19 @@ impl Publisher {
             }
         };
         self.known_pods.insert(pod.uid, known);
+    }
+
+    /// Returns whether the file was written by an agent of another version, and not by a newer agent
+    /// that still runs. Then the plugin of this agent cannot use the file.
+    fn has_to_replace(&self, copy: &PublishedPod) -> bool {
+        matches!(copy, PublishedPod::OtherFormat { .. }) && !(self.newer_agent_runs)()
+    }
+
+    /// Returns whether the pod's file is that of a newer agent of another version, which writes the
+    /// file while it runs.
+    fn is_newer_agents(&self, pod: &PodRef) -> bool {
+        let copy = pod_copy::read(&self.run_dir, pod);
+        matches!(copy, Ok(Some(PublishedPod::OtherFormat { .. }))) && (self.newer_agent_runs)()
     }
 
     /// Finds the reasons again if the status of a published pod has changed.
@@ -295,7 +315,12 @@ impl Publisher {
             }
         };
         let PodContent { facts, observed, .. } = content;
-        match pod_copy::publish(&self.run_dir, pod.clone(), decision) {
+        let written = if self.is_newer_agents(pod) {
+            Ok(())
+        } else {
+            pod_copy::publish(&self.run_dir, pod.clone(), decision)
+        };
+        match written {
             Ok(()) => KnownPod { facts, problem: None, bypass_reasons, observed },
             Err(error) => KnownPod {
                 // The facts are not remembered, so that the next update of the pod publishes it
@@ -311,7 +336,11 @@ impl Publisher {
     /// Writes the file of a pod whose facts are too large. The file says only that the pod is
     /// meshed, and that its facts are too large.
     fn write_too_large(&self, pod: &PodRef, content: PodContent) -> KnownPod {
-        let written = pod_copy::publish_too_large(&self.run_dir, pod.clone());
+        let written = if self.is_newer_agents(pod) {
+            Ok(())
+        } else {
+            pod_copy::publish_too_large(&self.run_dir, pod.clone())
+        };
         let problem = match written {
             Ok(()) => PodProblem {
                 text: format!(
@@ -351,7 +380,9 @@ impl Publisher {
     /// Removes the file of a pod that cannot be published, for the reason `why`.
     fn withdraw(&self, pod: &PodRef, why: &str, is_temporary: bool) -> PodProblem {
         let mut text = format!("pod {pod} is not published: {why}");
-        if let Err(error) = pod_copy::remove(&self.run_dir, pod) {
+        if !self.is_newer_agents(pod)
+            && let Err(error) = pod_copy::remove(&self.run_dir, pod)
+        {
             text = format!("{text}; {error}");
         }
         PodProblem { text, is_temporary }

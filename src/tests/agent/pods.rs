@@ -2,6 +2,7 @@
 //! about the copy.
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
@@ -60,11 +61,19 @@ impl Scene {
     fn read(&self, name: &str, uid: &str) -> Option<Decision<PodFacts>> {
         match self.published(name, uid)? {
             PublishedPod::Decision(decision) => Some(*decision),
-            PublishedPod::TooLarge => None,
+            PublishedPod::TooLarge | PublishedPod::OtherFormat { .. } => None,
         }
     }
 
-    /// Waits until the metric counts these numbers of pods with a path around the proxy, by reason.
+    /// Changes the pod's file to that of an agent of another version.
+    fn change_format(&self, uid: &str) {
+        let text = fs::read_to_string(self.file(uid)).unwrap();
+        let mut copy: Value = serde_json::from_str(&text).unwrap();
+        copy["format"] = json!("1-of-another-version");
+        self.node.replace(&self.file(uid), copy.to_string().as_bytes());
+    }
+
+    /// Waits until as many pods are counted for each of these reasons of a path around the proxy.
     fn until_counted(&self, counts: &[(&str, f64)]) {
         for (reason, pods) in counts {
             let metric = format!("linkerd_cni_agent_bypassing_pods{{reason=\"{reason}\"}}");
@@ -368,6 +377,33 @@ fn restarted_agent_replaces_damaged_files_and_removes_stale_ones() {
     watched.api.bookmark();
     watched.until_kept();
     assert_eq!(watched.names(), ["u-blocked", "u-web", "u-xx"]);
+}
+
+/// Files of another version are those of the agent before an upgrade, or before a rollback.
+#[test]
+fn a_file_of_another_version_is_replaced_unless_a_newer_agent_runs() {
+    let watched = Scene::watching(&[injected("web", "u-web")]);
+    let decision = watched.read("web", "u-web");
+    assert!(matches!(decision, Some(Decision::Redirect(_))), "{decision:?}");
+    let other = Some(PublishedPod::OtherFormat { is_meshed: true });
+    let update = |version: &str| {
+        let mut web = injected("web", "u-web");
+        web["metadata"]["resourceVersion"] = json!(version);
+        watched.api.modify(&web);
+    };
+    watched.change_format("u-web");
+    assert_eq!(watched.published("web", "u-web"), other);
+    update("8");
+    until("the file is replaced", || watched.read("web", "u-web") == decision);
+
+    let socket = watched.run_dir().join("records.sock");
+    let beside = watched.run_dir().join("newer.sock");
+    let _newer_agent = UnixDatagram::bind(&beside).unwrap();
+    fs::rename(&beside, &socket).unwrap();
+    watched.change_format("u-web");
+    update("9");
+    watched.add("last", "u-last");
+    assert_eq!(watched.published("web", "u-web"), other);
 }
 
 #[test]

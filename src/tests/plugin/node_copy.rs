@@ -99,6 +99,44 @@ fn unusable_file_of_the_copy_is_ignored() {
     assert!(scene.has_rules());
 }
 
+/// Changes the pod's file to that of an agent of another version.
+fn change_format(run_dir: &Path) {
+    let path = run_dir.join("pods").join(UID);
+    let mut copy: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    copy["format"] = json!("1-of-another-version");
+    fs::write(&path, copy.to_string()).unwrap();
+}
+
+/// During an upgrade an older agent leaves out annotations that only the newer plugin knows, and a
+/// rolled-back plugin finds the files of the newer agent.
+#[test]
+fn an_older_agents_copy_without_an_annotation_is_not_taken_for_complete() {
+    let annotation = "config.linkerd.io/skip-inbound-ports";
+    let spec = meshed_spec();
+    for annotations in [unmarked(), json!({})] {
+        let scene = Scene::of(api_of(json!({"annotations": {annotation: "7777"}}), &spec, &json!({})));
+        let add = scene.add().annotated(annotations.clone());
+        publish(&add.run_dir(), UID, &pod(UID, &spec));
+        change_format(&add.run_dir());
+        let (record, _) = timed(&add);
+        assert_eq!(record["source"], "request", "{annotations}: {record}");
+        assert!(scene.rules().contains("7777"), "{annotations}: {}", scene.rules());
+    }
+    // The pod is known to be meshed, so it does not start without rules, whatever its annotations.
+    let scene = Scene::meshed();
+    scene.api.refuse(POD_PATH, 403);
+    let add = scene.add().annotated(json!({}));
+    publish(&add.run_dir(), UID, &pod(UID, &spec));
+    change_format(&add.run_dir());
+    add.run().failed(102, "");
+    // An unmeshed pod does not depend on the API server.
+    let add = scene.add().annotated(json!({}));
+    publish(&add.run_dir(), UID, UNMESHED);
+    change_format(&add.run_dir());
+    let (record, _) = timed(&add);
+    assert_eq!(record["source"], "annotations", "{record}");
+}
+
 #[test]
 fn unannotated_pod_that_the_copy_lacks_is_requested_from_the_api_server() {
     for (status, body, decision, source) in [

@@ -16,7 +16,7 @@ fn publisher(run_dir: &Path) -> Publisher {
     let settings = settings.unwrap();
     let source = identity::access_source(&settings).unwrap();
     let status = Arc::new(Status::new(Duration::from_secs(30)));
-    Publisher::new(&settings, source, run_dir.to_owned(), &status, &Arc::default())
+    Publisher::new(&settings, source, run_dir.to_owned(), &status, &Arc::default(), || false)
 }
 
 /// Returns a meshed pod that the injector did not write, so that the agent has to read its
