@@ -9,7 +9,8 @@
 //! - to an upstream agent, which restores its plugin entry within milliseconds after any change. An
 //!   upstream agent does not notice that its plugin binary or its kubeconfig was replaced, so this
 //!   agent installs its own. It does not if the API server has a host name, because only upstream's
-//!   plugin resolves names.
+//!   plugin resolves names. If the container of the upstream agent restarts during an upgrade, that
+//!   agent reads the ConfigMap of this release, so its entry may look like this project's.
 //!
 //! The plugin entry does not show whether the upstream agent that wrote it still runs. This agent
 //! finds out by overwriting the entry, because a running agent restores it. So it writes its own
@@ -20,8 +21,6 @@
 use std::time::{Duration, Instant};
 
 use crate::backoff::between;
-use crate::cni::object::Object;
-use crate::config::Config;
 use crate::conflist::Entry;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::ConfigFile;
@@ -95,26 +94,33 @@ impl Yielding {
         } else {
             plan::installed_config(&ChainMode::Every, found)
         };
-        let Some(entry) = installed.and_then(|file| entry_in(file, kubeconfig)) else {
+        let Some((file, entry)) =
+            installed.and_then(|file| Some((file, entry_in(file, kubeconfig)?)))
+        else {
             // There is no entry, so no upstream agent runs: it would have restored its entry at
             // once.
             self.tried_at = None;
             return None;
         };
-        if own.matches(entry.text()) {
+        // An upstream agent made this file from the standalone config, whatever entry it has: this
+        // agent writes the standalone config only under its own name.
+        let is_converted = !newer_agent_runs
+            && mode.standalone_config().is_some_and(|standalone| file.name != standalone);
+        if own.matches(entry.text()) && !is_converted {
             self.had_own_entry = true;
             self.until = None;
             return None;
         }
-        if !is_usable(&entry, kubeconfig) {
+        if !entry.is_usable(kubeconfig) {
             return None;
         }
         if newer_agent_runs {
             self.had_own_entry = false;
             return Some((OtherAgent::Newer, entry));
         }
-        // The entry is that of an older agent of this project. Such an agent yields to this one.
-        if !own.is_foreign(entry.text()) {
+        // The entry is that of an older agent of this project. Such an agent yields to this one. But
+        // while an upstream agent may run, the entry may be of that agent, in spite of its keys.
+        if !own.is_foreign(entry.text()) && !own.is_exact && !is_converted {
             return None;
         }
         if std::mem::take(&mut self.had_own_entry) {
@@ -172,7 +178,7 @@ pub fn usable_entry_is_installed(
 /// plugin works.
 fn has_usable_entry(file: &ConfigFile, own: &Entry, kubeconfig: &str) -> bool {
     match entry_in(file, kubeconfig) {
-        Some(entry) => own.matches(entry.text()) || is_usable(&entry, kubeconfig),
+        Some(entry) => own.matches(entry.text()) || entry.is_usable(kubeconfig),
         None => false,
     }
 }
@@ -191,15 +197,6 @@ pub fn is_chained_by_upstream(mode: &ChainMode, found: &[ConfigFile], own: &Entr
     entries.any(|entry| own.is_foreign(entry.text))
 }
 
-/// Returns whether the plugin works with the `entry`: whether its settings are valid, and its
-/// kubeconfig is the one that this agent keeps correct. The token in another kubeconfig may be
-/// invalid.
-fn is_usable(entry: &Entry, kubeconfig: &str) -> bool {
-    let config: Result<Object, _> = serde_json::from_str(entry.text());
-    entry.value["kubernetes"]["kubeconfig"] == kubeconfig
-        && config.is_ok_and(|config| Config::read(&config).is_ok())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -216,6 +213,12 @@ mod tests {
             "kubernetes": {"kubeconfig": KUBECONFIG},
             "linkerd": {"incoming-proxy-port": port, "agent-namespace": namespace},
         })
+    }
+
+    /// Returns the entry with its keys in another order.
+    fn reversed(entry: &Value) -> Value {
+        let members = entry.as_object().unwrap().clone();
+        Value::Object(members.into_iter().rev().collect())
     }
 
     /// Returns the network configs of a node with one conflist, which has these plugin entries.
@@ -277,6 +280,9 @@ mod tests {
             (with(None), true, entry(2, None), true),
             (with(None), true, with(None), false),
             (with(None), true, json!({"type": "portmap"}), false),
+            // The upstream agent reads the ConfigMap of this release, and formats the entry anew.
+            (with(Some("x")), true, reversed(&with(Some("x"))), true),
+            (with(Some("x")), false, reversed(&with(Some("x"))), false),
         ] {
             let mut own = Entry::new(&own.to_string(), "").unwrap();
             own.is_exact = is_exact;

@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use super::borrowed_object::{BorrowedObject, parse_error};
 use super::{Error, PLUGIN};
+use crate::cni::object::Object;
+use crate::config::Config;
 
 /// Placeholder in the template for the kubeconfig's path on the host.
 pub const PLACEHOLDER: &str = "__KUBECONFIG_FILEPATH__";
@@ -53,6 +55,15 @@ impl Entry {
         }
     }
 
+    /// Returns whether the plugin works with this entry: whether its settings are valid, and its
+    /// kubeconfig is the one at the path `kubeconfig` on the host, which the agent keeps correct.
+    /// The token in another kubeconfig may be invalid.
+    pub fn is_usable(&self, kubeconfig: &str) -> bool {
+        let config: Result<Object, _> = serde_json::from_str(&self.text);
+        self.value["kubernetes"]["kubeconfig"] == kubeconfig
+            && config.is_ok_and(|config| Config::read(&config).is_ok())
+    }
+
     /// Returns whether upstream's agent or a person may have written the plugin entry `found`, and
     /// not an agent of this project.
     ///
@@ -60,13 +71,19 @@ impl Entry {
     /// project's. If this agent's own entry lacks the key, as under upstream's manifests, the key
     /// says nothing. Then another entry counts as foreign only if upstream's agent has left its
     /// kubeconfig on the node, which `is_exact` says.
+    ///
+    /// An entry with the value of this one, but another text, is foreign despite the key: the
+    /// container of an upstream agent has restarted during the upgrade, and reads the ConfigMap of
+    /// this release.
     pub fn is_foreign(&self, found: &str) -> bool {
         if self.matches(found) {
             return false;
         }
-        let is_of_this_project =
-            serde_json::from_str::<Value>(found).is_ok_and(|entry| has_agent_namespace(&entry));
-        !is_of_this_project && (self.is_exact || has_agent_namespace(&self.value))
+        let found: Value = serde_json::from_str(found).unwrap_or_default();
+        if found == self.value {
+            return true;
+        }
+        !has_agent_namespace(&found) && (self.is_exact || has_agent_namespace(&self.value))
     }
 
     /// Renders a standalone `.conf`: the template, with defaults for a missing `cniVersion` and a

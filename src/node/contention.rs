@@ -34,10 +34,13 @@ pub enum WrittenFile {
     /// removes the plugin entry. Meshed pods may then start without redirect rules, so the node is
     /// not ready.
     ConfigWithoutEntry(PathBuf),
-    /// A network config that has a plugin entry before the write. Under contention another agent
-    /// overwrites the plugin entry. Pods get their redirect rules nevertheless, so the node stays
-    /// ready. If it did not, a rolling update would never end: it stops the old agent only once the
-    /// new agent is ready.
+    /// A network config that has a plugin entry before the write with which the plugin does not
+    /// work. Under contention another program overwrites the plugin entry. The node is not ready.
+    ConfigWithUnusableEntry(PathBuf),
+    /// A network config that has a plugin entry before the write with which the plugin works. Under
+    /// contention another agent overwrites the plugin entry. Pods get their redirect rules
+    /// nevertheless, so the node stays ready. If it did not, a rolling update would never end: it
+    /// stops the old agent only once the new agent is ready.
     ConfigWithEntry(PathBuf),
 }
 
@@ -47,6 +50,7 @@ impl WrittenFile {
             WrittenFile::Binaries(path)
             | WrittenFile::Kubeconfig(path)
             | WrittenFile::ConfigWithoutEntry(path)
+            | WrittenFile::ConfigWithUnusableEntry(path)
             | WrittenFile::ConfigWithEntry(path) => path,
         }
     }
@@ -60,6 +64,10 @@ impl fmt::Display for WrittenFile {
             WrittenFile::ConfigWithoutEntry(_) => {
                 ", which removes the plugin entry, so meshed pods may start without redirect rules: \
                  with Cilium set cni.exclusive=false, otherwise stop that writer"
+            }
+            WrittenFile::ConfigWithUnusableEntry(_) => {
+                ", with a plugin entry that does not work, so meshed pods may start without \
+                 redirect rules: stop that writer, such as a second agent with another kubeconfig"
             }
             WrittenFile::Binaries(_)
             | WrittenFile::Kubeconfig(_)
@@ -129,10 +137,10 @@ impl LimitedWriter {
         now: Instant,
         write: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, WriteError<E>> {
-        (self.announce)(file);
         if let Some(until) = self.limited_until(file, key, now) {
             return Err(WriteError::Limited(until));
         }
+        (self.announce)(file);
         let written = write().map_err(WriteError::Failed)?;
         self.count(file, key, now);
         Ok(written)
@@ -217,11 +225,9 @@ mod tests {
         let mut writer = LimitedWriter::new(move |_| count.set(count.get() + 1));
         let begin = Instant::now();
         let mut now = begin;
-        let mut attempts = 0;
         let mut writes = 0;
         let mut new_contentions = 0;
         while now < begin + Duration::from_secs(300) {
-            attempts += 1;
             if is_written(&mut writer, &binaries(), "same", now) {
                 writes += 1;
                 let contended = writer.contended(now);
@@ -231,7 +237,8 @@ mod tests {
             now += Duration::from_millis(10);
         }
         assert!((30..=36).contains(&writes), "{writes}");
-        assert_eq!((new_contentions, announced.get()), (1, attempts));
+        // A write that is delayed is not announced: readiness stays as the last pass judged it.
+        assert_eq!((new_contentions, announced.get()), (1, writes));
         assert_eq!(writer.contended(now + INTERVAL[1] + OVER_AFTER), []);
         assert!(is_written(&mut writer, &binaries(), "other", now));
         let kubeconfig = WrittenFile::Kubeconfig("bin".into());

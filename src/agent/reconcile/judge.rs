@@ -132,7 +132,9 @@ pub fn subject(file: &WrittenFile) -> Subject {
     match file {
         WrittenFile::Binaries(_) => Subject::Binary,
         WrittenFile::Kubeconfig(_) => Subject::Kubeconfig,
-        WrittenFile::ConfigWithoutEntry(_) => Subject::NetworkConfig,
+        WrittenFile::ConfigWithoutEntry(_) | WrittenFile::ConfigWithUnusableEntry(_) => {
+            Subject::NetworkConfig
+        }
         WrittenFile::ConfigWithEntry(path) => Subject::File(path.clone()),
     }
 }
@@ -187,14 +189,16 @@ fn file_findings(installed: &Installed) -> Vec<(Subject, Finding)> {
 }
 
 /// Returns the findings about files under contention. A network config from which another program
-/// keeps removing the plugin entry is a problem, so that the node is not ready. Any other file is a
-/// warning.
+/// keeps removing the plugin entry, or keeps writing one that does not work, is a problem, so that
+/// the node is not ready. Any other file is a warning.
 fn contention_findings(contended: &[ContendedFile]) -> Vec<(Subject, Finding)> {
     let mut findings = Vec::new();
-    let mut removed_entries = Vec::new();
+    let mut missing_entries = Vec::new();
     for ContendedFile { file, .. } in contended {
         match file {
-            WrittenFile::ConfigWithoutEntry(_) => removed_entries.push(file.to_string()),
+            WrittenFile::ConfigWithoutEntry(_) | WrittenFile::ConfigWithUnusableEntry(_) => {
+                missing_entries.push(file.to_string());
+            }
             WrittenFile::Binaries(_)
             | WrittenFile::Kubeconfig(_)
             | WrittenFile::ConfigWithEntry(_) => {
@@ -202,8 +206,8 @@ fn contention_findings(contended: &[ContendedFile]) -> Vec<(Subject, Finding)> {
             }
         }
     }
-    if !removed_entries.is_empty() {
-        findings.push((Subject::NetworkConfig, Problem(removed_entries.join("; "))));
+    if !missing_entries.is_empty() {
+        findings.push((Subject::NetworkConfig, Problem(missing_entries.join("; "))));
     }
     findings
 }

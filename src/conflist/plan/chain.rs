@@ -46,7 +46,7 @@ pub fn chain(
         let stale = multus::stale_conflists(&not_standalone);
         plan.unchain_steps.extend(stale.into_iter().map(Step::remove));
     }
-    plan.unchain_steps.extend(unchain::unchain_other_modes(mode, found, own, saved));
+    plan.unchain_steps.extend(unchain::unchain_other_modes(mode, found, own, yielded, saved));
     plan.saves_only_config = has_to_save_only_config(mode, &plan.unchain_steps, saved);
     // An invalid file before the active network config keeps containerd from loading any. A
     // standalone config is not affected, because Multus finds it in a directory of its own, by the

@@ -16,27 +16,34 @@ pub fn unchain(found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
 }
 
 /// Plans to remove what agents of this project left in other network configs than those of `mode`.
-/// `own` is the plugin entry of this agent. Call this only once the network config of `mode` is
-/// correct, so that the plugin stays chained.
+/// `own` is the plugin entry of this agent. `yielded` is the entry of another agent, while this
+/// agent yields to that one. Call this only once the network config of `mode` is correct, so that
+/// the plugin stays chained.
 pub fn unchain_other_modes(
     mode: &ChainMode,
     found: &[ConfigFile],
     own: &Entry,
+    yielded: Option<&Entry>,
     saved: &SavedState,
 ) -> Vec<Step> {
+    // The other agent would write its entry again, which may look like one of this project.
+    let is_foreign = |entry: &str| {
+        own.is_foreign(entry) || yielded.is_some_and(|yielded| yielded.matches(entry))
+    };
     found
         .iter()
         .filter(|file| is_leftover(mode, file, saved))
-        .filter_map(|file| unchain_own_entries(found, file, own, saved))
+        .filter_map(|file| unchain_own_entries(found, file, is_foreign, saved))
         .collect()
 }
 
 /// Plans how to remove the plugin entries of this project's agents from `file`. Entries of other
-/// programs stay, because those programs would write them again.
+/// programs, for which `is_foreign` returns true, stay, because those programs would write them
+/// again.
 fn unchain_own_entries(
     found: &[ConfigFile],
     file: &ConfigFile,
-    own: &Entry,
+    is_foreign: impl Fn(&str) -> bool,
     saved: &SavedState,
 ) -> Option<Step> {
     if saved.standalone_configs.contains(&file.name)
@@ -45,14 +52,14 @@ fn unchain_own_entries(
         return unchain_file(found, file, saved);
     }
     let entries = plugin_entries(file.text());
-    let foreign_count = entries.iter().filter(|entry| own.is_foreign(entry)).count();
+    let foreign_count = entries.iter().filter(|entry| is_foreign(entry)).count();
     if foreign_count == 0 {
         return unchain_file(found, file, saved);
     }
     if foreign_count == entries.len() {
         return None;
     }
-    let text = file.conflist()?.without_entries(|entry| !own.is_foreign(entry));
+    let text = file.conflist()?.without_entries(|entry| !is_foreign(entry));
     Some(Step::Replace { name: file.name.clone(), text, original: None })
 }
 

@@ -1,6 +1,7 @@
 //! Chains the plugin to the network configs in the net dir: plans the changes, and applies the
 //! plan.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use super::bin_dir::BinDir;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan::{self, Plan, Step};
 use crate::conflist::saved_state::{self, SavedState};
-use crate::conflist::{Entry, plugin_entry};
+use crate::conflist::{ChainedEntry, Entry, plugin_entry};
 use crate::files;
 use crate::node::NodeSettings;
 use crate::node::contention::{LimitedWriter, WriteError, WrittenFile};
@@ -127,8 +128,9 @@ pub fn install(
     }
     let applied = chaining.apply(&plan, configs, saved, writer);
     let has_chained = applied.writes.iter().any(|write| write.change == Change::Chain);
+    let works_meanwhile = chaining.works_under_contention(configs, &applied.limited);
     outcome.problem = applied.save_error;
-    if outcome.problem.is_none() && !has_chained {
+    if outcome.problem.is_none() && !has_chained && !works_meanwhile {
         outcome.problem = not_chained;
     }
     outcome.writes = applied.writes;
@@ -146,6 +148,8 @@ struct Applied {
     failures: Vec<(PathBuf, String)>,
     is_stale: bool,
     allowed_at: Option<Instant>,
+    /// Names of the network configs whose writes are delayed because of contention.
+    limited: BTreeSet<String>,
     /// Why the saved state could not be written.
     save_error: Option<String>,
 }
@@ -185,6 +189,25 @@ impl Chaining<'_> {
         plan
     }
 
+    /// Returns whether pods get their redirect rules although the network config of this mode lacks
+    /// this agent's entry: whether another program keeps writing another entry, with which the
+    /// plugin works, and the write that corrects it is delayed (`limited`).
+    fn works_under_contention(&self, configs: &[ConfigFile], limited: &BTreeSet<String>) -> bool {
+        let Some(file) = plan::chained_config(&self.settings.mode, configs) else { return false };
+        let Some(entry) = file.plugin_entry() else { return false };
+        limited.contains(&file.name) && self.is_usable(&entry)
+    }
+
+    /// Returns whether the plugin works with the `entry` of a network config, whoever wrote it.
+    fn is_usable(&self, entry: &ChainedEntry<'_>) -> bool {
+        let NodeSettings { mode, kubeconfig_on_host, .. } = self.settings;
+        // Without a plugin before it, the plugin gets no result that it could return. A standalone
+        // config is called by another plugin.
+        let is_in_place = entry.has_previous || mode.standalone_config().is_some();
+        let entry = Entry::new(entry.text, kubeconfig_on_host);
+        is_in_place && entry.is_ok_and(|entry| entry.is_usable(kubeconfig_on_host))
+    }
+
     /// Applies the steps that chain the plugin, then those that unchain it. If a step fails, the
     /// other steps are applied nevertheless.
     fn apply(
@@ -220,6 +243,7 @@ impl Chaining<'_> {
                     }
                 }
                 StepResult::Limited(until) => {
+                    applied.limited.insert(step.target().to_owned());
                     applied.allowed_at = Some(applied.allowed_at.map_or(until, |at| at.min(until)));
                 }
                 StepResult::Raced => applied.is_stale = true,
@@ -243,11 +267,11 @@ impl Chaining<'_> {
         let path = self.settings.net_dir.join(step.target());
         let replaced_text = content(configs, step.source()).map_or("", |content| &content.text);
         // The entry of another agent counts as well: with it, pods also get their redirect rules.
-        let had_entry = plugin_entry(replaced_text).is_some();
-        let file = if had_entry {
-            WrittenFile::ConfigWithEntry(path)
-        } else {
-            WrittenFile::ConfigWithoutEntry(path)
+        let replaced_entry = plugin_entry(replaced_text);
+        let file = match &replaced_entry {
+            None => WrittenFile::ConfigWithoutEntry(path),
+            Some(entry) if !self.is_usable(entry) => WrittenFile::ConfigWithUnusableEntry(path),
+            Some(_) => WrittenFile::ConfigWithEntry(path),
         };
         let net_dir = NetDir {
             path: &self.settings.net_dir,
@@ -264,7 +288,7 @@ impl Chaining<'_> {
                 StepResult::Written(ConfigWrite {
                     name: step.target().to_owned(),
                     change,
-                    had_entry,
+                    had_entry: replaced_entry.is_some(),
                 })
             }
             Err(WriteError::Limited(until)) => StepResult::Limited(until),

@@ -5,6 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
 use testkit::upstream_agent::unchained;
 
 use crate::agent::Agent;
@@ -68,6 +69,105 @@ fn agent_of_each_mode_waits_for_upstreams_agent_and_then_replaces_its_entries() 
         if !is_killed {
             until("no other entries", || configs_with(&node, "linkerd-cni") == *files);
         }
+        assert_uninstalls(&node, &mut agent);
+    });
+}
+
+/// Asserts that the agent is ready all the time, except for the moments in which it verifies what
+/// it has written. `meanwhile` is called after each look.
+fn assert_stays_ready(agent: &Agent, meanwhile: impl Fn()) {
+    let (mut looks, mut not_ready) = (0, Vec::new());
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(4) {
+        let (status, why) = agent.ready();
+        if status != 200 {
+            not_ready.push(why);
+        }
+        looks += 1;
+        meanwhile();
+        thread::sleep(Duration::from_millis(5));
+    }
+    let last = not_ready.last();
+    assert!(not_ready.len() * 5 < looks, "{}/{looks}: {last:?} {}", not_ready.len(), agent.log());
+}
+
+/// What an upstream agent reads in the ConfigMap if its container restarts during an upgrade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadTemplate {
+    /// This agent's template, of which upstream's agent changes the format.
+    Equal,
+    /// This agent's template, which has upstream's format already, as the chart renders it.
+    Identical,
+    /// The template of another revision of this project's release.
+    OtherRevision,
+}
+
+/// After `helm upgrade` from upstream, upstream's agent on a node has the ConfigMap of this release
+/// if its container restarts before its pod is deleted.
+#[test]
+fn an_agent_of_each_mode_is_ready_beside_upstreams_that_reads_its_config_map() {
+    let templates = [ReadTemplate::Equal, ReadTemplate::Identical, ReadTemplate::OtherRevision];
+    let cases = MODES.iter().flat_map(|mode| templates.map(|template| (mode, template)));
+    all(cases, |((vars, files), template)| {
+        let mut node = node();
+        let own = node.vars.iter_mut().find(|(name, _)| *name == "CNI_NETWORK_CONFIG").unwrap();
+        let mut entry: Value = serde_json::from_str(&own.1).unwrap();
+        entry.sort_all_objects();
+        if template == ReadTemplate::Identical {
+            own.1 = format!("{entry:#}");
+        }
+        if template == ReadTemplate::OtherRevision {
+            entry["linkerd"]["incoming-proxy-port"] = json!(5143);
+        }
+        entry["kubernetes"]["kubeconfig"] = json!("etc/kubeconfig.json");
+        let own_template = own.1.clone();
+        let upstream = upstream::start_with_entry(&node, KUBECONFIG, entry);
+        let mut agent = node.start_ready_with(vars);
+        assert_stays_ready(&agent, || {});
+        upstream.kill();
+        let line = own_template.lines().find(|line| line.contains("4143")).unwrap().trim();
+        until("the agent's entries", || files.iter().all(|name| node.text(name).contains(line)));
+        agent.until_ready();
+        assert_uninstalls(&node, &mut agent);
+    });
+}
+
+/// Writes the plugin entry with other settings, as an agent that does not yield.
+fn change_entry(node: &Node, name: &str, from: &str, to: &str) {
+    let text = node.text(name);
+    if text.contains(from) {
+        node.replace(&node.net(name), text.replace(from, to).as_bytes());
+    }
+}
+
+#[test]
+fn an_agent_of_each_mode_stays_ready_while_its_entry_is_overwritten_by_one_that_works() {
+    let changes = [("4143", "5143", true), ("etc/kubeconfig.json", "etc/other.json", false)];
+    let cases = MODES.iter().flat_map(|mode| changes.map(|change| (mode, change)));
+    all(cases, |((vars, files), (from, to, works))| {
+        let node = node();
+        let mut agent = start(&node, vars, files);
+        let overwrite = || files.iter().for_each(|name| change_entry(&node, name, from, to));
+        until("the contention is named", || {
+            overwrite();
+            let log = agent.log();
+            files.iter().all(|name| log.contains(&format!("{name} {OVERWRITTEN}")))
+        });
+        let writes = agent.metric(WRITES);
+        if works {
+            assert_stays_ready(&agent, overwrite);
+            // One write of each file in 10 s looks whether the other program still writes.
+            assert!(agent.metric(WRITES) <= writes + files.len() as f64, "{}", agent.log());
+        } else {
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_secs(2) {
+                overwrite();
+                assert_ne!(agent.ready().0, 200, "{}", agent.log());
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        until("the agent's entries", || files.iter().all(|name| node.text(name).contains(from)));
+        agent.until_ready();
         assert_uninstalls(&node, &mut agent);
     });
 }

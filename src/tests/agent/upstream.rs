@@ -43,11 +43,16 @@ pub fn until_yielding(agent: &Agent) {
 
 /// Starts upstream's agent. Returns after it has written its plugin entry to the network configs.
 pub fn start(node: &Node, kubeconfig: &str) -> UpstreamAgent {
+    start_with_entry(node, kubeconfig, entry())
+}
+
+/// The same with an agent that has read another ConfigMap.
+pub fn start_with_entry(node: &Node, kubeconfig: &str, entry: Value) -> UpstreamAgent {
     UpstreamAgent::start(UpstreamFiles {
         plugin_path: node.bin("linkerd-cni"),
         plugin: PLUGIN.to_vec(),
         kubeconfig_path: node.net("kubeconfig.json"),
         kubeconfig: kubeconfig.to_owned(),
-        entry: entry(),
+        entry,
     })
 }

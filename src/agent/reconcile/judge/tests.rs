@@ -128,6 +128,18 @@ fn the_files_are_settled_only_after_a_pass_that_wrote_nothing_and_failed_at_noth
             ),
         ),
         (
+            "entry overwritten by one that does not work",
+            |installed| {
+                let file = WrittenFile::ConfigWithUnusableEntry("a.conflist".into());
+                installed.contended.push(contended(file));
+            },
+            Some(
+                "network config: a.conflist keeps being overwritten by another writer, with a \
+                 plugin entry that does not work, so meshed pods may start without redirect \
+                 rules: stop that writer, such as a second agent with another kubeconfig",
+            ),
+        ),
+        (
             "entry overwritten by another agent",
             |installed| {
                 let file = WrittenFile::ConfigWithEntry("a.conflist".into());
