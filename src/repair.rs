@@ -2,13 +2,14 @@
 //! the [`RepairMode`](settings::RepairMode) to them. Such pods started before the plugin was
 //! chained, or lost their rules.
 //!
-//! Three threads share the work:
+//! Four threads share the work:
 //!
 //! - [`watch`] lists and watches the pods, and queues those whose validator failed.
 //! - [`audit`] reads the rules of all running pods, queues pods that lost rules, and reports pods
 //!   whose rules are unknown.
 //! - [`worker`] takes the pods from the [`queue`] and repairs one at a time. [`turn`] decides which
 //!   is next, and why the others wait.
+//! - [`event_publisher`] posts the Events again that could not be posted.
 
 pub mod act;
 pub mod agent_ready;
@@ -36,6 +37,7 @@ use crate::kube::pod_watch::{self, DEADLINES};
 use act::worker::{self, Worker};
 use audit::Auditor;
 use controller_metrics::Metrics;
+use event_publisher::Outbox;
 use find::stranded::StrandedPod;
 use find::watch;
 use queue::Queue;
@@ -55,6 +57,7 @@ pub struct Shared {
     pub settings: Settings,
     pub queue: Queue,
     pub metrics: Metrics,
+    outbox: Outbox,
     restart_policy: RestartPolicy,
     /// Why the controller is not ready. `None` from the first complete list of the node's pods on.
     /// Upstream's controller, likewise, is ready only once its watch has started.
@@ -69,6 +72,7 @@ impl Shared {
             settings,
             queue: Queue::new(turns),
             metrics: Metrics::default(),
+            outbox: Outbox::default(),
             restart_policy: RestartPolicy::at_start(),
             not_ready: Mutex::new(Some(NOT_LISTED.to_owned())),
         }
@@ -120,7 +124,9 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Box<dyn Erro
     serve(Arc::clone(&shared))?;
     start_watch(connection(source, DEADLINES), Arc::clone(&shared))?;
     start_audits(connection(source, DEADLINES), Arc::clone(&shared))?;
-    start_worker(connection(source, Deadlines::per_phase(worker::REQUEST_TIMEOUT)), shared)?;
+    let short = Deadlines::per_phase(worker::REQUEST_TIMEOUT);
+    start_retries_of_events(connection(source, short), Arc::clone(&shared))?;
+    start_worker(connection(source, short), shared)?;
 
     let signal = signals.wait().map_err(cannot_wait)?;
     tracing::info!("Received {signal}; stopping");
@@ -168,6 +174,10 @@ fn start_watch(connection: Connection, shared: Arc<Shared>) -> Result<(), String
 fn start_audits(connection: Connection, shared: Arc<Shared>) -> Result<(), String> {
     let Some(wait) = audit::first_wait(&shared.settings) else { return Ok(()) };
     spawn("audit", move || Auditor::new(connection, shared).run(wait))
+}
+
+fn start_retries_of_events(connection: Connection, shared: Arc<Shared>) -> Result<(), String> {
+    spawn("events", move || shared.retry_events(connection))
 }
 
 fn start_worker(connection: Connection, shared: Arc<Shared>) -> Result<(), String> {

@@ -16,13 +16,28 @@ const RULES_MISSING: &str = "LinkerdCNIRulesMissing";
 /// their evictions are suspended.
 const RULES_UNKNOWN: [&str; 2] = ["LinkerdCNIRulesUnknown", "LinkerdCNIRepairsSuspended"];
 
-/// Notes of the Events that no later Event has ended, by [`Object`].
+/// Action of the Event on a node that ends all reports on the node and its pods that are older than
+/// the Event. It has the time at which the repair controller started. See `AUDITED` in
+/// `repair::pod_events`.
+const AUDITED: &str = "Audited";
+
+/// The Events that no later Event on the same object has ended, by [`Object`].
 #[derive(Debug, Default)]
 pub struct RepairReports {
     /// Why rules are missing or changed.
-    missing: BTreeMap<Object, String>,
+    missing: BTreeMap<Object, Report>,
     /// Why rules are unknown.
-    unknown: BTreeMap<Object, String>,
+    unknown: BTreeMap<Object, Report>,
+    /// Since when the reports of each node are complete: the repair controller that started then
+    /// has audited all pods, and has reported again what still applies. RFC 3339.
+    complete_since: BTreeMap<String, String>,
+}
+
+#[derive(Debug)]
+struct Report {
+    /// RFC 3339.
+    time: String,
+    note: String,
 }
 
 /// The object of a report.
@@ -40,17 +55,26 @@ enum Object {
 impl RepairReports {
     /// Returns why rules of the pod are missing or changed, if that is reported.
     pub fn missing_in(&self, pod: &Pod) -> Option<&String> {
-        self.missing.get(&Object::of_pod(pod))
+        self.active(self.missing.get(&Object::of_pod(pod))?, &pod.spec.node_name)
     }
 
     /// Returns why the rules of the pod are unknown, if that is reported for the pod itself.
     pub fn unknown_in(&self, pod: &Pod) -> Option<&String> {
-        self.unknown.get(&Object::of_pod(pod))
+        self.active(self.unknown.get(&Object::of_pod(pod))?, &pod.spec.node_name)
     }
 
     /// Returns why the rules of all pods of the node are unknown, if that is reported.
     pub fn unknown_on(&self, node: &str) -> Option<&String> {
-        self.unknown.get(&Object::Node { name: node.to_owned() })
+        self.active(self.unknown.get(&Object::Node { name: node.to_owned() })?, node)
+    }
+
+    /// Returns the note of a report on the node or on one of its pods. `None` if a repair controller
+    /// that started later has not reported it again.
+    fn active<'r>(&self, report: &'r Report, node: &str) -> Option<&'r String> {
+        match self.complete_since.get(node) {
+            Some(since) if report.time < *since => None,
+            _ => Some(&report.note),
+        }
     }
 }
 
@@ -82,34 +106,53 @@ pub fn read_reports(api: &dyn Api, parent: &str) -> Result<RepairReports, Error>
     }
     let mut reports = RepairReports::default();
     for parent in &parents {
-        reports.missing.extend(active_notes(api, parent, RULES_MISSING)?);
+        let events = read_events(api, parent, RULES_MISSING)?;
+        reports.missing.extend(unended_reports(&events));
         for reason in RULES_UNKNOWN {
-            reports.unknown.extend(active_notes(api, parent, reason)?);
+            let events = read_events(api, parent, reason)?;
+            reports.unknown.extend(unended_reports(&events));
+            reports.complete_since.extend(audited_nodes(&events));
         }
     }
     Ok(reports)
 }
 
-/// Returns the note of this reason's newest Event on each object. Leaves out objects whose newest
-/// Event is not a Warning, and so ends the report.
-fn active_notes(
-    api: &dyn Api,
-    parent: &str,
-    reason: &str,
-) -> Result<BTreeMap<Object, String>, Error> {
+/// Returns the Events of this reason, the oldest first.
+fn read_events(api: &dyn Api, parent: &str, reason: &str) -> Result<Vec<Value>, Error> {
     let query = format!("fieldSelector=reason%3D{reason}");
     let mut events: Vec<Value> = get_list(api, &format!("{parent}/events"), &query)?;
     events.sort_by(|a, b| event_time(a).cmp(event_time(b)));
-    let mut notes = BTreeMap::new();
-    for event in &events {
+    Ok(events)
+}
+
+/// Returns the newest Event on each object. Leaves out objects whose newest Event is not a Warning,
+/// and so ends the report.
+fn unended_reports(events: &[Value]) -> BTreeMap<Object, Report> {
+    let mut reports = BTreeMap::new();
+    for event in events {
         let Some(object) = Object::of_event(event) else { continue };
         if event["type"] == "Warning" {
-            notes.insert(object, text(&event["message"]).to_owned());
+            let (time, note) = (event_time(event), text(&event["message"]));
+            reports.insert(object, Report { time: time.to_owned(), note: note.to_owned() });
         } else {
-            notes.remove(&object);
+            reports.remove(&object);
         }
     }
-    Ok(notes)
+    reports
+}
+
+/// Returns the time of the newest Event [`AUDITED`] on each node.
+fn audited_nodes(events: &[Value]) -> BTreeMap<String, String> {
+    let mut nodes = BTreeMap::new();
+    for event in events {
+        if event["action"] == AUDITED
+            && event["type"] == "Normal"
+            && let Some(Object::Node { name }) = Object::of_event(event)
+        {
+            nodes.insert(name, event_time(event).to_owned());
+        }
+    }
+    nodes
 }
 
 #[cfg(test)]
@@ -117,6 +160,48 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// An Event on a pod or node of `node-1`, or another node.
+    fn event(kind: &str, uid: &str, event_type: &str, action: &str, time: &str) -> Value {
+        let namespace = if kind == "Pod" { "shop" } else { "" };
+        json!({
+            "involvedObject": {"kind": kind, "namespace": namespace, "uid": uid, "name": uid},
+            "type": event_type,
+            "action": action,
+            "eventTime": time,
+            "message": "why",
+        })
+    }
+
+    #[test]
+    fn a_report_from_before_the_start_of_an_auditing_controller_has_ended() {
+        let audited = event("Node", "node-1", "Normal", "Audited", "2026-12-01T08:00:00.000000Z");
+        for (name, time, action, ends) in [
+            ("a restarted controller has audited", "2026-12-01T07:59:59.999999Z", "Audited", true),
+            ("it has reported again", "2026-12-01T08:00:00.000001Z", "Audited", false),
+            ("another Event on the node", "2026-12-01T07:00:00.000000Z", "Reporting", false),
+        ] {
+            let mut audited = audited.clone();
+            audited["action"] = action.into();
+            for node in ["node-1", "node-2"] {
+                let mut events = [event("Pod", "1", "Warning", "Skipping", time), audited.clone()];
+                events.sort_by(|a, b| event_time(a).cmp(event_time(b)));
+                let reports = RepairReports {
+                    missing: unended_reports(&events),
+                    unknown: unended_reports(&events),
+                    complete_since: audited_nodes(&events),
+                };
+                let pod: Pod = serde_json::from_value(json!({
+                    "metadata": {"namespace": "shop", "name": "1", "uid": "1"},
+                    "spec": {"nodeName": node},
+                }))
+                .unwrap();
+                let has_ended = ends && node == "node-1";
+                assert_eq!(reports.missing_in(&pod).is_none(), has_ended, "{name}, {node}");
+                assert_eq!(reports.unknown_in(&pod).is_none(), has_ended, "{name}, {node}");
+            }
+        }
+    }
 
     #[test]
     fn a_report_is_on_the_pod_or_node_that_the_events_namespace_permits() {

@@ -62,8 +62,38 @@ pub fn publish(
     regarding: Regarding<'_>,
     content: &EventContent,
 ) -> Result<(), Error> {
+    publish_dated(client, reporter, regarding, content, SystemTime::now())
+}
+
+/// Like [`publish`], for an Event that happened at `date`.
+pub fn publish_dated(
+    client: &Client,
+    reporter: Reporter<'_>,
+    regarding: Regarding<'_>,
+    content: &EventContent,
+    date: SystemTime,
+) -> Result<(), Error> {
     let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", namespace(regarding));
-    client.post(&path, &event(reporter, regarding, content, SystemTime::now()))
+    client.post(&path, &event(reporter, regarding, content, date))
+}
+
+/// Returns whether the API server rejects only this Event and may accept others. It does so if the
+/// pod or namespace of the Event is gone or being deleted, if the name of the Event is in use
+/// (409), or if the Event is invalid (400, 422). The response of a proxy in front of the API server
+/// says nothing about the Event.
+pub fn is_rejected(error: &Error) -> bool {
+    if !error.is_kubernetes_status() {
+        return false;
+    }
+    match error.code() {
+        // In a namespace that is being deleted, new objects are rejected with a 403 even if the
+        // account may create Events. Any other 403 is a missing permission, which concerns all
+        // Events.
+        Some(403) => error.to_string().contains("being terminated"),
+        Some(401 | 408 | 429) => false,
+        Some(400..=499) => true,
+        _ => false,
+    }
 }
 
 fn event(

@@ -21,6 +21,11 @@ pub const RULES_UNKNOWN: &str = "LinkerdCNIRulesUnknown";
 /// applies until one of type Normal.
 pub const REPAIRS_SUSPENDED: &str = "LinkerdCNIRepairsSuspended";
 
+/// Action of the Event on a node that ends all reports from before the controller's start, on the
+/// node and on its pods. Its time is that of the start. Its type is Normal and its reason is
+/// [`RULES_UNKNOWN`]. `linkerd cni` reads this (`extension::repair_events`).
+pub const AUDITED: &str = "Audited";
+
 /// Action of Events on a pod that is left unchanged for now.
 pub const SKIPPING: &str = "Skipping";
 
@@ -91,6 +96,19 @@ pub fn known_event() -> EventContent {
 /// Returns the Event that ends the reports that the pod lacks rules.
 pub fn complete_event() -> EventContent {
     ending_event(RULES_MISSING, "The pod has all its redirect rules")
+}
+
+/// Returns the Event that ends the reports of earlier controllers on the node and on its pods, of
+/// which this controller knows nothing.
+pub fn audited_event() -> EventContent {
+    EventContent {
+        kind: EventType::Normal,
+        reason: RULES_UNKNOWN,
+        action: AUDITED,
+        note: "The pods of this node were audited. What was reported before this repair controller \
+               started has ended, or was reported again"
+            .to_owned(),
+    }
 }
 
 fn ending_event(reason: &'static str, note: &str) -> EventContent {

@@ -196,6 +196,19 @@ impl Queue {
         }
     }
 
+    /// Records that an audit found the pod with all its rules. Returns whether the worker has
+    /// reported that the pod is left unchanged, so that the report has to be ended.
+    pub fn end_report(&self, pod: &FoundPod) -> bool {
+        let mut state = self.lock();
+        let is_pod = |queued: &&mut QueuedPod| {
+            queued.pod.found.found_by == FoundBy::Audit && queued.pod.found.uid == pod.uid
+        };
+        match state.pods.iter_mut().find(is_pod) {
+            Some(queued) => queued.attempts.end(Instant::now()),
+            None => false,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

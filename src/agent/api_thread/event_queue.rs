@@ -17,6 +17,7 @@ use crate::agent::identity::USER_AGENT;
 use crate::agent::settings::Settings;
 use crate::backoff::{RateLimit, between};
 use crate::cni::args::PodRef;
+use crate::kube::FORBIDDEN;
 use crate::kube::connection::{Connection, Error};
 use crate::kube::event::{self, EventContent, Regarding, Reporter};
 
@@ -238,45 +239,21 @@ impl Worker {
         if was_failing {
             return;
         }
-        let cause = match status_code(error) {
-            Some(403) if is_of_api_server(error) => {
-                ", because the agent's ServiceAccount may not create Events (the chart's \
-                 ClusterRole linkerd-cni-agent grants it, upstream's chart does not)"
-            }
-            _ => "",
+        let is_denied =
+            matches!(error, Error::Client(error) if error.is_status(403, FORBIDDEN));
+        let cause = if is_denied {
+            ", because the agent's ServiceAccount may not create Events (the chart's ClusterRole \
+             linkerd-cni-agent grants it, upstream's chart does not)"
+        } else {
+            ""
         };
         warn!("cannot post Events{cause}: {error}");
     }
 }
 
-/// Returns whether the API server rejects only this Event and may accept others. It does so if the
-/// pod or namespace of the Event is gone or being deleted, if the name of the Event is in use
-/// (409), or if the Event is invalid (400, 422). The response of a proxy in front of the API server
-/// says nothing about the Event.
+/// Returns whether the API server rejects only this Event and may accept others.
 fn rejects_only_this_event(error: &Error) -> bool {
-    if !is_of_api_server(error) {
-        return false;
-    }
-    match status_code(error) {
-        // In a namespace that is being deleted, new objects are rejected with a 403 even if the
-        // agent may create Events. Any other 403 is a missing permission, which concerns all
-        // Events.
-        Some(403) => error.to_string().contains("being terminated"),
-        Some(401 | 408 | 429) => false,
-        Some(400..=499) => true,
-        _ => false,
-    }
-}
-
-fn is_of_api_server(error: &Error) -> bool {
-    matches!(error, Error::Client(error) if error.is_kubernetes_status())
-}
-
-fn status_code(error: &Error) -> Option<u16> {
-    match error {
-        Error::Client(error) => error.code(),
-        Error::Config(_) => None,
-    }
+    matches!(error, Error::Client(error) if event::is_rejected(error))
 }
 
 #[cfg(test)]

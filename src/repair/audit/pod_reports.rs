@@ -76,7 +76,12 @@ impl PodReports {
     /// Returns which of `pods` were reported. The caller passes pods that have left the state, and
     /// ends their reports. Has to be called before [`PodReports::record`], which forgets such pods.
     pub fn ended<'a>(&self, pods: impl Iterator<Item = &'a FoundPod>) -> Vec<&'a FoundPod> {
-        pods.filter(|pod| self.pods.get(&pod.uid).is_some_and(ReportTimes::is_reported)).collect()
+        pods.filter(|pod| self.is_reported(pod)).collect()
+    }
+
+    /// Returns whether the pod is in the state and was reported.
+    pub fn is_reported(&self, pod: &FoundPod) -> bool {
+        self.pods.get(&pod.uid).is_some_and(ReportTimes::is_reported)
     }
 
     /// Returns the number of pods that have been in the state for at least `grace`.

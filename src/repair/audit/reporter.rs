@@ -3,7 +3,7 @@
 //! Pods with drift, whose rules are complete but not those of today's values, are not repaired.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::findings::{Findings, PodError};
 use super::pod_reports::{PodReports, ReportTimes};
@@ -14,7 +14,8 @@ use crate::kube::pod_list::MAX_PODS;
 use crate::repair::Shared;
 use crate::repair::find::stranded::FoundPod;
 use crate::repair::pod_events::{
-    HELD_BACK, REPAIRS_SUSPENDED, RULES_UNKNOWN, complete_event, known_event, unknown_event,
+    HELD_BACK, REPAIRS_SUSPENDED, RULES_UNKNOWN, audited_event, complete_event, known_event,
+    unknown_event,
 };
 use crate::repair::turn::attempts::FAILURE_GRACE;
 
@@ -30,6 +31,9 @@ pub struct AuditReporter {
     suspended: Option<ReportTimes>,
     /// Since when audits have failed, and so judged no pod. `None` after a successful audit.
     failing: Option<ReportTimes>,
+    started: Instant,
+    /// Whether the reports of earlier controllers were ended.
+    has_ended_earlier_reports: bool,
 }
 
 impl AuditReporter {
@@ -41,6 +45,8 @@ impl AuditReporter {
             held_back: PodReports::after(Duration::ZERO),
             suspended: None,
             failing: None,
+            started: Instant::now(),
+            has_ended_earlier_reports: false,
         }
     }
 
@@ -67,6 +73,7 @@ impl AuditReporter {
         } else {
             self.held_back = PodReports::after(Duration::ZERO);
         }
+        self.end_earlier_reports(connection, findings);
         if findings.not_shown > 0 {
             tracing::info!(
                 "{} pods are not audited before a restart: their network namespaces were mounted \
@@ -118,15 +125,43 @@ impl AuditReporter {
     }
 
     /// Publishes the Events that end earlier reports: on pods whose rules were unknown and are
-    /// known now, and on pods that were held back and have all their rules now. Damaged pods need
-    /// no such Event: the worker publishes one when it has repaired the pod.
+    /// known now, and on pods that were held back or that the worker left unrepaired, and that have
+    /// all their rules now. If the worker repairs a pod, it publishes an Event that ends the report.
     fn end_pod_reports(&self, connection: &mut Connection, findings: &Findings) {
         for pod in self.unknown.ended(findings.judged()) {
             self.shared.publish_event(connection, Regarding::from(pod), &known_event());
         }
-        for pod in self.held_back.ended(findings.complete.iter()) {
-            self.shared.publish_event(connection, Regarding::from(pod), &complete_event());
+        for pod in &findings.complete {
+            let was_left_by_worker = self.shared.queue.end_report(pod);
+            if was_left_by_worker || self.held_back.is_reported(pod) {
+                self.shared.publish_event(connection, Regarding::from(pod), &complete_event());
+            }
         }
+    }
+
+    /// Ends the reports of earlier controllers, once an audit shows that each of their reasons has
+    /// ended or was reported again: no pod lacks rules, and each pod whose rules are unknown has
+    /// been reported by this controller.
+    ///
+    /// A report may be of a controller that has restarted since, and no longer knows of the report.
+    /// Listing Events would need a permission to read those of all tenants.
+    fn end_earlier_reports(&mut self, connection: &mut Connection, findings: &Findings) {
+        let is_each_pod_seen = findings.not_listed == 0 && findings.not_shown == 0;
+        let is_each_unknown_reported =
+            findings.unknown().all(|(pod, _)| self.unknown.is_reported(pod));
+        if self.has_ended_earlier_reports
+            || !findings.damaged.is_empty()
+            || !is_each_pod_seen
+            || !is_each_unknown_reported
+        {
+            return;
+        }
+        self.has_ended_earlier_reports = true;
+        // By the node's present clock, which dates the other Events, too: it may have been set since
+        // the start.
+        let date = SystemTime::now() - self.started.elapsed();
+        let node = Regarding::node(&self.shared.settings.node);
+        self.shared.publish_event_dated(connection, node, &audited_event(), Some(date));
     }
 
     /// Publishes an Event on each pod whose rules have been unknown for [`FAILURE_GRACE`], and

@@ -41,6 +41,9 @@ pub struct Attempts {
     failing_since: Option<Instant>,
     /// The last report of why the pod was left unchanged.
     last_report: Option<Report>,
+    /// Whether an Event of type Warning says that the pod is left unchanged, and no later Event has
+    /// ended that.
+    is_reported: bool,
     /// Whether the pod had all its rules, although its validator had failed.
     had_all_rules: bool,
 }
@@ -59,6 +62,7 @@ impl Attempts {
             failures: 0,
             failing_since: None,
             last_report: None,
+            is_reported: false,
             had_all_rules: false,
         }
     }
@@ -87,6 +91,7 @@ impl Attempts {
     pub fn record_repair(&mut self) {
         self.failures = 0;
         self.failing_since = None;
+        self.is_reported = false;
         self.had_all_rules = false;
     }
 
@@ -94,6 +99,7 @@ impl Attempts {
     /// again every few seconds, so the pod waits until its next report is due.
     pub fn record_report_only(&mut self, now: Instant) {
         self.record_repair();
+        self.is_reported = true;
         self.not_before = now + REPORT_INTERVAL;
     }
 
@@ -118,7 +124,17 @@ impl Attempts {
             return false;
         }
         self.last_report = Some(Report { why: why.to_owned(), at: now });
+        self.is_reported = true;
         true
+    }
+
+    /// Records that an audit found the pod with all its rules at `now`, and forgets the earlier
+    /// attempts: if the pod loses rules again, that is repaired and reported at once. Returns
+    /// whether a report has to be ended, because no repair has ended it.
+    pub fn end(&mut self, now: Instant) -> bool {
+        let was_reported = self.is_reported;
+        *self = Attempts::none(now);
+        was_reported
     }
 }
 
@@ -165,6 +181,22 @@ mod tests {
         ] {
             assert_eq!(attempts.is_report_due(why, begin + minutes(at)), is_due, "{name}");
         }
+    }
+
+    #[test]
+    fn only_a_report_that_no_repair_has_ended_is_ended() {
+        let begin = Instant::now();
+        let mut attempts = Attempts::none(begin);
+        assert!(!attempts.end(begin), "nothing was reported");
+        assert!(attempts.is_report_due("a", begin));
+        assert!(attempts.end(begin));
+        assert!(!attempts.end(begin), "only once");
+        assert!(attempts.is_report_due("a", begin), "the pod lacks rules again");
+        attempts.record_repair();
+        assert!(!attempts.end(begin), "the Event of the repair has ended the report");
+        attempts.record_report_only(begin);
+        assert!(attempts.end(begin));
+        assert_eq!(attempts.wait(begin), Duration::ZERO, "the pod may lose rules again");
     }
 
     #[test]

@@ -107,15 +107,20 @@ fn deletion_of_a_pod_that_is_gone_or_replaced_is_neither_counted_nor_retried() {
 }
 
 #[test]
-fn events_that_cannot_be_published_are_counted() {
+fn events_that_cannot_be_published_are_counted_and_published_later() {
     let (api, controller) = Controller::watched();
     api.state().event = Answer::Status(403);
     api.modify(&stranded("a"));
-    controller.until_metric_is("events_publish_errors_total", 1);
+    controller.until_metric_reaches("events_publish_errors_total", 1);
     api.state().event = Answer::Fault(ApiFault::Hang);
     api.modify(&stranded("b"));
-    controller.until_metric_is("events_publish_timeouts_total", 1);
-    assert_eq!(controller.metric("pods_deleted_total"), 2);
+    controller.until_metric_is("pods_deleted_total", 2);
+    controller.until_metric_reaches("events_publish_timeouts_total", 1);
+    api.state().event = Answer::Status(201);
+    controller.until_metric_is("events_publish_latency_seconds_count", 2);
+    let events = api.events();
+    let names = [1, 2].map(|last| &events[events.len() - last]["regarding"]["name"]);
+    assert!(names.contains(&&json!("a")) && names.contains(&&json!("b")), "{names:?}");
 }
 
 #[test]

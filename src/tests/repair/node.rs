@@ -153,8 +153,11 @@ impl Node {
         })
     }
 
+    /// Events, without the one that ends the reports of earlier controllers.
     pub fn events(&self) -> Vec<Value> {
-        self.api.events()
+        let mut events = self.api.events();
+        events.retain(|event| event["action"] != "Audited");
+        events
     }
 }
 

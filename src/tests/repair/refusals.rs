@@ -9,7 +9,7 @@ use testkit::table::rows;
 
 use crate::api::{Answer, Api, NOT_PERMITTED};
 use crate::controller::Controller;
-use crate::node::{Node, running};
+use crate::node::{Node, add, running};
 use crate::until::until;
 use crate::{path, stranded};
 
@@ -118,6 +118,25 @@ fn assert_reaction(name: &str, row: &Row) {
     }
     let deleted = if row.then == "delete" { vec![path("web-1")] } else { Vec::new() };
     assert_eq!(api.deleted(), deleted, "{name}");
+}
+
+/// An administrator restores the rules of a pod that the controller may not evict.
+#[test]
+fn the_report_of_a_pod_that_is_not_evicted_ends_when_it_has_its_rules() {
+    let node = Node::with(&running());
+    node.api.state().evict = Answer::Refusal(403, POLICY);
+    let controller = node.auditing(&["--mode=delete"]);
+    until("the Event", || !node.events().is_empty());
+    assert_eq!(node.events()[0]["type"], "Warning");
+    // Reports of earlier controllers may be about this pod.
+    assert!(node.api.events().iter().all(|event| event["action"] != "Audited"));
+    add(&node, "native", "9999");
+    until("the Event that ends the other", || node.events().len() == 2);
+    let event = &node.events()[1];
+    assert_eq!((&event["type"], &event["action"]), (&json!("Normal"), &json!("Auditing")));
+    assert_eq!(event["reason"], "LinkerdCNIRulesMissing");
+    assert_eq!(event["regarding"]["uid"], "uid-of-web-1");
+    assert_eq!(controller.metric("pods_repaired_total"), 0);
 }
 
 #[test]

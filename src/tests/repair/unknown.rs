@@ -2,7 +2,7 @@
 //! reported after a minute. Needs root.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -80,6 +80,32 @@ fn pod_whose_rules_are_unknown_for_a_minute_is_reported_until_they_are_known() {
     assert_eq!(event["reason"], "LinkerdCNIRulesUnknown");
     assert_eq!(event["note"], "The pod's redirect rules are known again");
     assert_eq!(controller.metric("pods_repaired_total"), 0);
+}
+
+/// The Events of the node's controller, in their order, and when they happened.
+fn actions(node: &Node) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let events = node.api.events();
+    events.iter().map(|event| (text(&event["action"]), text(&event["eventTime"]))).collect()
+}
+
+/// An earlier controller, such as that of the pod before an upgrade, cannot end its reports.
+#[test]
+fn reports_of_an_earlier_controller_end_when_all_that_applies_is_reported_again() {
+    let node = without_result();
+    let before = humantime::format_rfc3339_micros(SystemTime::now()).to_string();
+    let _controller = node.auditing(&[]);
+    until_within(LIMIT, "the end of earlier reports", || {
+        actions(&node).iter().any(|(action, _)| action == "Audited")
+    });
+    let actions = actions(&node);
+    let [(first, reported), (second, audited)] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!((&**first, &**second), ("Skipping", "Audited"));
+    // It ends no report of this controller.
+    assert!(*audited > before && audited < reported, "{before} {actions:?}");
+    let event = &node.api.events()[1];
+    assert_eq!((&event["type"], &event["regarding"]["name"]), (&json!("Normal"), &json!("node-1")));
+    assert_eq!(event["reason"], "LinkerdCNIRulesUnknown");
 }
 
 #[test]
