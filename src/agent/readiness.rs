@@ -93,7 +93,9 @@ impl Status {
         let published = i64::try_from(pod_copy.published).unwrap_or(i64::MAX);
         self.metrics.published_pods.set(published);
         self.metrics.pod_copy_current.set(pod_copy.current.into());
-        self.metrics.set_bypassing_pods(&pod_copy.bypasses);
+        if let Some(bypasses) = &pod_copy.bypasses {
+            self.metrics.set_bypassing_pods(bypasses);
+        }
         let mut state = self.state();
         state.pod_copy = Some(pod_copy);
         if let Some(wait) = state.pod_copy_wait.take() {

@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::subject::Subject;
 
 /// The JSON object of `/status`. The agent and `linkerd cni` may have different versions, so a
-/// missing key has its default value and an unknown key is ignored.
+/// missing key has its default value and an unknown key is ignored. What a missing key would say is
+/// unknown: see [`StatusBody::missing_keys`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StatusBody {
@@ -42,6 +44,20 @@ impl StatusBody {
     pub fn problem(&self, subject: &Subject) -> Option<&str> {
         self.problems.get(&subject.key()).map(String::as_str)
     }
+
+    /// Returns the keys that an agent of this version always reports, and that `body` lacks. The
+    /// agent that wrote `body` does not report the state of which the key tells, so that its
+    /// default says nothing.
+    pub fn missing_keys(body: &Value) -> Vec<String> {
+        let complete = json!(StatusBody::default());
+        let mut missing = Vec::new();
+        for key in complete.as_object().into_iter().flat_map(|object| object.keys()) {
+            if body.get(key.as_str()).is_none() {
+                missing.push(key.clone());
+            }
+        }
+        missing
+    }
 }
 
 /// Returns `problems` by [`Subject::key`].
@@ -61,8 +77,9 @@ pub struct PodCopyStatus {
     /// Why the copy is not current, or why a pod is not published.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// Number of pods with a path around the proxy, by the label of the reason for the path.
-    pub bypasses: BTreeMap<String, usize>,
+    /// Number of pods with a path around the proxy, by the label of the reason for the path. `None`:
+    /// the agent has another version and does not count them.
+    pub bypasses: Option<BTreeMap<String, usize>>,
 }
 
 /// What `/status` says about the container runtime.
@@ -114,6 +131,17 @@ mod tests {
     fn a_body_of_another_version_with_unknown_and_missing_keys_is_read() {
         let body: StatusBody = serde_json::from_str(r#"{"ready":true,"later":[1]}"#).unwrap();
         assert_eq!(body, StatusBody { ready: true, ..StatusBody::default() });
+    }
+
+    #[test]
+    fn keys_that_an_agent_of_another_version_does_not_report_are_missing() {
+        let complete = json!(StatusBody::default());
+        assert_eq!(StatusBody::missing_keys(&complete), [""; 0]);
+        for key in ["contended", "problems", "failures"] {
+            let mut body = complete.clone();
+            body.as_object_mut().unwrap().remove(key);
+            assert_eq!(StatusBody::missing_keys(&body), [key]);
+        }
     }
 
     /// `linkerd cni` may be of another version than the agent.

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::objects::{AGENT_CONTAINER, admin_port, condition, event_text, items, text};
 use super::parallel::in_parallel;
-use super::requests::{Api, Error, get, get_list};
+use super::requests::{Api, Error, decode, get_list};
 use crate::agent::status_body::StatusBody;
 use crate::deadline::Deadline;
 
@@ -19,6 +19,9 @@ pub struct Agent {
     /// The body of `/status`, or why it cannot be read. `None` for upstream's agent, which has no
     /// `/status`.
     pub status: Option<Result<StatusBody, Error>>,
+    /// Keys of `/status` that the agent, which has another version than this command, does not
+    /// report.
+    pub missing_keys: Vec<String>,
 }
 
 impl Agent {
@@ -143,12 +146,24 @@ fn agent_pods(api: &dyn Api, namespace: &str) -> Result<Vec<Value>, Error> {
 /// Asks the agent in `pod` for its state, through the API server's proxy for pods.
 fn ask_agent(api: &dyn Api, namespace: &str, pod: Value, end: Deadline) -> Agent {
     let Some(port) = admin_port(&pod["spec"]) else {
-        return Agent { pod, status: None };
+        return Agent { pod, ..Agent::default() };
     };
     let name = text(&pod["metadata"]["name"]);
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/status");
-    let status = if end.has_passed() { Err(Error::OutOfTime) } else { get(api, &path) };
-    Agent { pod, status: Some(status) }
+    if end.has_passed() {
+        return Agent { pod, status: Some(Err(Error::OutOfTime)), missing_keys: Vec::new() };
+    }
+    match read_status(api, &path) {
+        Ok((body, missing_keys)) => Agent { pod, status: Some(Ok(body)), missing_keys },
+        Err(error) => Agent { pod, status: Some(Err(error)), missing_keys: Vec::new() },
+    }
+}
+
+/// Returns the state of an agent, and the keys that it does not report.
+fn read_status(api: &dyn Api, path: &str) -> Result<(StatusBody, Vec<String>), Error> {
+    let text = api.body(path)?;
+    let body = decode(path, &text)?;
+    Ok((body, StatusBody::missing_keys(&decode(path, &text)?)))
 }
 
 pub fn is_ready(pod: &Value) -> bool {

@@ -73,8 +73,12 @@ impl Api for AskedUntil<'_> {
 
 /// GETs `path`, and decodes the JSON of the response.
 pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
-    let body = api.body(path)?;
-    match serde_json::from_str(&body) {
+    decode(path, &api.body(path)?)
+}
+
+/// Decodes the JSON of the response for `path`.
+pub fn decode<T: DeserializeOwned>(path: &str, body: &str) -> Result<T, Error> {
+    match serde_json::from_str(body) {
         Ok(object) => Ok(object),
         Err(error) => {
             Err(Error::Decode { path: path.to_owned(), problem: one_line(&error.to_string()) })

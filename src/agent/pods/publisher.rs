@@ -450,7 +450,7 @@ impl Publisher {
             published: self.count_published_pods(),
             current: self.lock.is_some(),
             problem: problems.first().cloned(),
-            bypasses: self.count_bypassing_pods(),
+            bypasses: Some(self.count_bypassing_pods()),
         });
         self.logged = problems.into_iter().collect();
         self.watch_problem.is_some()

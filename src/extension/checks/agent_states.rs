@@ -22,11 +22,15 @@ impl<'a> AgentStates<'a> {
             }
         };
         let mut bodies = Vec::new();
+        let mut unseen = Vec::new();
         for agent in agents {
             bodies.extend(agent.body().map(|body| (agent.node(), body)));
+            if !agent.missing_keys.is_empty() {
+                let keys = agent.missing_keys.join(", ");
+                unseen.push(format!("{}: its agent does not report {keys}", agent.node()));
+            }
         }
         let unread = agents.len() - bodies.len();
-        let mut unseen = Vec::new();
         if agents.is_empty() {
             unseen.push("no agent runs".to_owned());
         } else if unread > 0 {

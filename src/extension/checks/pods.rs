@@ -172,7 +172,7 @@ fn counted(states: &AgentStates<'_>, reason: Reason, summary: &str) -> CheckResu
 }
 
 fn count(body: &StatusBody, reason: Reason) -> Option<usize> {
-    body.pod_copy.as_ref()?.bypasses.get(reason.label()).copied()
+    body.pod_copy.as_ref()?.bypasses.as_ref()?.get(reason.label()).copied()
 }
 
 /// Returns why the agent's numbers do not cover all pods of its node.
@@ -185,6 +185,10 @@ fn uncounted(body: &StatusBody) -> Option<String> {
         Some(pod_copy) if !pod_copy.current => {
             Some("its agent's list of the pods is not current".to_owned())
         }
+        Some(pod_copy) if pod_copy.bypasses.is_none() => Some(
+            "its agent has another version and does not count them; linkerd cni bypass does"
+                .to_owned(),
+        ),
         Some(_) => {
             let unknown = count(body, Reason::Unknown)?;
             Some(format!("{unknown} pods; linkerd cni bypass says why"))
