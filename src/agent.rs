@@ -102,11 +102,11 @@ pub fn run(settings: Settings) -> Result<(), Error> {
 /// Reports that the last uninstall on this node failed, if it did. It left files, which this agent
 /// adopts.
 fn report_failed_uninstall(settings: &Settings, api: &ApiHandle) {
-    let Some(FailedUninstall { date, why }) = failed_uninstall::take(&settings.node) else {
+    let Some(FailedUninstall { date, why, record }) = failed_uninstall::read(&settings.node) else {
         return;
     };
     warn!("the last uninstall on this node failed at {date}, and left files behind: {why}");
-    api.report_event(Event::on_node(EventContent {
+    let content = EventContent {
         kind: EventType::Warning,
         reason: "LinkerdCNIUninstallFailed",
         action: "Installing",
@@ -114,7 +114,8 @@ fn report_failed_uninstall(settings: &Settings, api: &ApiHandle) {
             "The last uninstall on this node failed at {date}. The files that it left are in use \
              again: {why}"
         ),
-    }));
+    };
+    api.report_event(Event { record: Some(record), ..Event::on_node(content) });
 }
 
 /// Ends the agent: uninstalls, or leaves the plugin in place for the next agent.

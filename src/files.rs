@@ -133,16 +133,25 @@ pub fn write_link(path: &Path, target: &Path) -> Result<(), Error> {
     temporary.rename()
 }
 
+/// A datagram socket, with the metadata of its file.
+#[derive(Debug)]
+pub struct BoundSocket {
+    pub socket: UnixDatagram,
+    pub file: Metadata,
+}
+
 /// Replaces `path` with a datagram socket that only its owner can access. Each receive fails after
 /// `receive_timeout`.
-pub fn bind_socket(path: &Path, receive_timeout: Duration) -> Result<UnixDatagram, Error> {
+pub fn bind_socket(path: &Path, receive_timeout: Duration) -> Result<BoundSocket, Error> {
     let temporary = Temporary::beside(path)?;
     let socket = UnixDatagram::bind(&temporary.path).map_err(failed("bind", path))?;
     fs::set_permissions(&temporary.path, Permissions::from_mode(0o600))
         .map_err(failed("bind", path))?;
     socket.set_read_timeout(Some(receive_timeout)).map_err(failed("bind", path))?;
+    // Read before the rename: afterwards the path may lead to the socket of another process.
+    let file = fs::symlink_metadata(&temporary.path).map_err(failed("bind", path))?;
     temporary.rename()?;
-    Ok(socket)
+    Ok(BoundSocket { socket, file })
 }
 
 /// Renames a file. A file at `to` is replaced.

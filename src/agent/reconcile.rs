@@ -238,7 +238,7 @@ impl Reconciler {
         let mut leftovers = LeftoversOutcome::default();
         let mut yielded = None;
         if can_chain && !self.leftovers.is_complete() {
-            leftovers = self.leftovers.attempt(node);
+            leftovers = self.leftovers.attempt(node, &observed.saved, is_locked);
             // Some of these network configs may have been leftovers, and are removed now.
             configs.retain(|file| node.net_dir.join(&file.name).symlink_metadata().is_ok());
         }

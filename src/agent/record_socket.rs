@@ -171,7 +171,7 @@ impl RecordSocket {
             return true;
         }
         let Some(path) = &self.net_dir_path else { return false };
-        let taken_over = state.taken_over.as_ref().and_then(|socket| socket.file);
+        let taken_over = state.taken_over.as_ref().map(|socket| socket.file);
         device_and_inode(path) != taken_over && has_reader(path)
     }
 

@@ -119,7 +119,8 @@ impl SavedState {
 
     /// Writes the saved state to `dir`, readable only for root, because a network config can hold
     /// credentials. Fails if the present file is unusable: it may have originals that would be
-    /// lost.
+    /// lost. Fails also if [`SavedState::load`] could not read the new file. The network config is
+    /// then not written either, as an uninstall could not restore it.
     pub fn save(&mut self, dir: &Path) -> Result<(), files::Error> {
         let path = dir.join(NAME);
         if self.unusable.is_some() {
@@ -128,7 +129,17 @@ impl SavedState {
                 why: "cannot be read, so it is not overwritten",
             });
         }
-        let text = serde_json::to_vec(self).unwrap_or_default();
+        let Ok(text) = serde_json::to_vec(self) else {
+            let why = "cannot be written, because a symbolic link to a network config has a target \
+                       that is not UTF-8; replace that link with a regular file";
+            return Err(files::Error::Unusable { path, why });
+        };
+        if text.len() as u64 > files::LIMIT {
+            let why = "would be larger than 5 MiB with the originals of all network configs that \
+                       are replaced; move network configs that no runtime loads out of the \
+                       directory";
+            return Err(files::Error::Unusable { path, why });
+        }
         files::write(&path, &text, FileAccess::own(0o600))
     }
 
@@ -162,6 +173,9 @@ impl SavedState {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt as _;
+
     use super::*;
 
     const STATE: &str = concat!(
@@ -174,6 +188,35 @@ mod tests {
     fn the_file_format_is_stable() {
         let saved: SavedState = serde_json::from_str(STATE).unwrap();
         assert_eq!(serde_json::to_string(&saved).unwrap(), STATE);
+    }
+
+    /// An original whose text or link has `content`.
+    fn with_original(content: OriginalContent) -> SavedState {
+        let original = Original {
+            without_entry: "{}".into(),
+            replaced_without_entry: None,
+            name: "a.conf".into(),
+            content,
+            access: FileAccess::own(0o600),
+        };
+        let originals = BTreeMap::from([("a.conflist".to_owned(), original)]);
+        SavedState { originals, ..SavedState::default() }
+    }
+
+    #[test]
+    fn a_saved_state_that_could_not_be_read_again_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut small = with_original(OriginalContent::Text("x".into()));
+        small.save(dir.path()).unwrap();
+        let too_large = OriginalContent::Text("x".repeat(files::LIMIT as usize));
+        let not_utf8 = OriginalContent::Link(OsString::from_vec(vec![0xff]).into());
+        for (content, why) in
+            [(too_large, "would be larger than 5 MiB"), (not_utf8, "that is not UTF-8")]
+        {
+            let error = with_original(content).save(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(NAME) && error.contains(why), "{error}");
+            assert_eq!(SavedState::load(dir.path()), small);
+        }
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! The agent that uninstalls often cannot report its failure: its log is deleted with its pod, and
 //! after `helm uninstall` the API server rejects its Events, because its token is no longer valid.
 
+use std::path::{Path, PathBuf};
+
 use tracing::warn;
 
 use super::NodeSettings;
@@ -21,6 +23,8 @@ pub struct FailedUninstall {
     /// When the uninstall ended, in the format of RFC 3339.
     pub date: String,
     pub why: String,
+    /// The record, which [`forget`] removes once the failure is reported.
+    pub record: PathBuf,
 }
 
 /// Records the failures of an uninstall. If the uninstall succeeded, removes the record of an
@@ -41,17 +45,23 @@ pub fn record(settings: &NodeSettings, result: &Result<(), Failure>) {
     }
 }
 
-/// Returns the record of the last uninstall, if that failed, and removes the record.
-pub fn take(settings: &NodeSettings) -> Option<FailedUninstall> {
-    let path = settings.run_dir.as_ref()?.join(NAME);
-    let (bytes, _) = files::read(&path).ok()?;
-    let written = files::metadata(&path).ok()??.modified().ok()?;
-    if let Err(error) = files::remove(&path) {
-        warn!("{error}");
-    }
+/// Reads the record of the last uninstall, if that failed. The record stays until [`forget`]:
+/// if this agent ends before it could report the failure, the next agent reports it.
+pub fn read(settings: &NodeSettings) -> Option<FailedUninstall> {
+    let record = settings.run_dir.as_ref()?.join(NAME);
+    let (bytes, _) = files::read(&record).ok()?;
+    let written = files::metadata(&record).ok()??.modified().ok()?;
     let text = one_line(&String::from_utf8_lossy(&bytes));
     Some(FailedUninstall {
         date: humantime::format_rfc3339_seconds(written).to_string(),
         why: text.chars().take(TEXT_LIMIT).collect(),
+        record,
     })
+}
+
+/// Removes the `record` of a failure that was reported.
+pub fn forget(record: &Path) {
+    if let Err(error) = files::remove(record) {
+        warn!("{error}");
+    }
 }

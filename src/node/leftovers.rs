@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tracing::info;
 
 use crate::conflist::PLUGIN;
+use crate::conflist::saved_state::SavedState;
 use crate::files;
 use crate::node::NodeSettings;
 use crate::record::SOCKET_NAME;
@@ -33,8 +34,8 @@ pub struct LeftoversRemoval {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct LeftoversOutcome {
     pub failures: Vec<String>,
-    /// When to attempt the removal again, because a file was left that an upstream agent may be
-    /// writing now.
+    /// When to attempt the removal again, because a file was left that another agent may be writing
+    /// now.
     pub repeat_at: Option<Instant>,
 }
 
@@ -44,28 +45,64 @@ impl LeftoversRemoval {
         self.is_complete
     }
 
-    /// Removes all leftovers except files that an upstream agent may be writing now. If such a file
-    /// were removed, that agent could not install, and would end. A missing directory is not a
-    /// failure.
-    pub fn attempt(&mut self, settings: &NodeSettings) -> LeftoversOutcome {
-        let Removal { failures, spared_any } = remove_abandoned(settings, ABANDONED_AFTER);
+    /// Removes all leftovers except files that another agent may be writing now. If such a file
+    /// were removed, an upstream agent could not install, and would end. Without the node lock
+    /// (`is_locked`), an agent of this project may be writing, too. A standalone config that the
+    /// `saved` state lists is in use. A missing directory is not a failure.
+    pub fn attempt(
+        &mut self,
+        settings: &NodeSettings,
+        saved: &SavedState,
+        is_locked: bool,
+    ) -> LeftoversOutcome {
+        let leftover = |name: &str| classify(name, saved, is_locked);
+        let Removal { failures, spared_any } = remove_abandoned(settings, leftover);
         self.is_complete = failures.is_empty() && !spared_any;
         let repeat_at = if spared_any { Some(Instant::now() + ABANDONED_AFTER) } else { None };
         LeftoversOutcome { failures, repeat_at }
     }
 }
 
-/// Removes all leftovers, even if they have changed just now. Returns the failures. A missing
-/// directory is not a failure.
-pub fn remove_all(settings: &NodeSettings) -> Vec<String> {
-    remove_abandoned(settings, Duration::ZERO).failures
+/// Removes all leftovers, even if they have changed just now. Without the node lock (`is_locked`),
+/// temporary files that an agent of this project may be writing now stay. Returns the failures. A
+/// missing directory is not a failure.
+pub fn remove_all(settings: &NodeSettings, is_locked: bool) -> Vec<String> {
+    let leftover = |name: &str| {
+        if files::is_temporary(name) && !is_locked {
+            Leftover::AbandonedAfter(ABANDONED_AFTER)
+        } else {
+            Leftover::Abandoned
+        }
+    };
+    remove_abandoned(settings, leftover).failures
 }
 
-/// Removes the leftovers in bin dir and net dir that have not changed for the time
-/// `abandoned_after`.
-fn remove_abandoned(settings: &NodeSettings, abandoned_after: Duration) -> Removal {
-    let bin_dir = remove_in_dir(&settings.bin_dir, abandoned_after, is_leftover_in_bin_dir);
-    let net_dir = remove_in_dir(&settings.net_dir, abandoned_after, |name| {
+/// Returns whether another agent may need the leftover `name` after the start of this one.
+fn classify(name: &str, saved: &SavedState, is_locked: bool) -> Leftover {
+    if saved.standalone_configs.contains(name) {
+        return Leftover::InUse;
+    }
+    if is_locked && !name.ends_with(UNFINISHED_SUFFIX) {
+        return Leftover::Abandoned;
+    }
+    Leftover::AbandonedAfter(ABANDONED_AFTER)
+}
+
+/// Whether another agent may need a leftover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leftover {
+    Abandoned,
+    /// Another agent may be writing the file. It is abandoned if it has not changed for this time.
+    AbandonedAfter(Duration),
+    /// The file is no leftover.
+    InUse,
+}
+
+/// Removes the leftovers in bin dir and net dir that are abandoned. `leftover` says so by the name
+/// of the file.
+fn remove_abandoned(settings: &NodeSettings, leftover: impl Fn(&str) -> Leftover) -> Removal {
+    let bin_dir = remove_in_dir(&settings.bin_dir, &leftover, is_leftover_in_bin_dir);
+    let net_dir = remove_in_dir(&settings.net_dir, &leftover, |name| {
         is_leftover_in_net_dir(settings, name)
     });
     Removal {
@@ -125,12 +162,11 @@ struct Removal {
     spared_any: bool,
 }
 
-/// Removes the temporary files and the leftovers in `dir`. A file with [`UNFINISHED_SUFFIX`] is
-/// left if it has changed within the time `abandoned_after`, because an upstream agent may be
-/// writing it.
+/// Removes the temporary files in `dir`, and the files for whose names `is_leftover` returns true.
+/// Leaves a file that is not abandoned according to `leftover`.
 fn remove_in_dir(
     dir: &Path,
-    abandoned_after: Duration,
+    leftover: impl Fn(&str) -> Leftover,
     is_leftover: impl Fn(&str) -> bool,
 ) -> Removal {
     let mut removal = Removal::default();
@@ -144,9 +180,15 @@ fn remove_in_dir(
     };
     for name in names.iter().filter(|name| files::is_temporary(name) || is_leftover(name)) {
         let path = dir.join(name);
-        if name.ends_with(UNFINISHED_SUFFIX) && has_changed_within(&path, abandoned_after) {
-            removal.spared_any = true;
-            continue;
+        match leftover(name) {
+            Leftover::Abandoned => {}
+            Leftover::AbandonedAfter(time) => {
+                if has_changed_within(&path, time) {
+                    removal.spared_any = true;
+                    continue;
+                }
+            }
+            Leftover::InUse => continue,
         }
         match files::remove(&path) {
             // A directory cannot be removed like a file. That is not a failure: no agent creates
@@ -165,4 +207,53 @@ fn remove_in_dir(
 fn has_changed_within(path: &Path, time: Duration) -> bool {
     let changed = files::changed_at(path);
     changed.and_then(|changed| changed.elapsed().ok()).is_some_and(|age| age < time)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const TEMPORARY: &str = ".linkerd-cni.1.2.3.tmp";
+    const UNFINISHED: &str = "10-net.conflist.install";
+
+    #[test]
+    fn a_file_that_another_agent_may_be_writing_or_uses_stays() {
+        let mut saved = SavedState::default();
+        let after = Leftover::AbandonedAfter(ABANDONED_AFTER);
+        for (name, is_locked, expected) in [
+            (TEMPORARY, true, Leftover::Abandoned),
+            // Without the lock, an agent of this project may be writing, too.
+            (TEMPORARY, false, after),
+            // An upstream agent takes no lock.
+            (UNFINISHED, true, after),
+            (UNFINISHED, false, after),
+            (OLD_CONFIG, true, Leftover::Abandoned),
+        ] {
+            assert_eq!(classify(name, &saved, is_locked), expected, "{name}, {is_locked}");
+        }
+        // The standalone config of an agent with another mode. It is removed once the plugin is
+        // chained in this agent's mode.
+        saved.standalone_configs.insert(OLD_CONFIG.to_owned());
+        assert_eq!(classify(OLD_CONFIG, &saved, true), Leftover::InUse);
+    }
+
+    #[test]
+    fn a_leftover_is_removed_unless_it_has_just_changed() {
+        for (leftover, stays) in [
+            (Leftover::Abandoned, false),
+            (Leftover::AbandonedAfter(Duration::ZERO), false),
+            (Leftover::AbandonedAfter(Duration::from_secs(3600)), true),
+            (Leftover::InUse, true),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join(TEMPORARY), "").unwrap();
+            let removal = remove_in_dir(dir.path(), |_| leftover, |_| false);
+            assert_eq!(removal.failures, [""; 0]);
+            assert_eq!(dir.path().join(TEMPORARY).exists(), stays, "{leftover:?}");
+            let is_spared = stays && leftover != Leftover::InUse;
+            assert_eq!(removal.spared_any, is_spared, "{leftover:?}");
+        }
+    }
 }

@@ -76,7 +76,15 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
             }
             Step::Replace { .. } | Step::Restore { .. } | Step::Remove { .. } => {}
         }
-        if *saved_state == before { Ok(()) } else { saved_state.save(self.path) }
+        if *saved_state == before {
+            return Ok(());
+        }
+        let saved = saved_state.save(self.path);
+        if saved.is_err() {
+            // The step is not applied. The next steps save the state without it.
+            *saved_state = before;
+        }
+        saved
     }
 
     fn remove(&self, name: &str) -> Result<(), files::Error> {

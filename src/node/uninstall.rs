@@ -83,7 +83,7 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Failure> {
     }
     let mut locker = NodeLocker::new(settings);
     let lock = locker.take();
-    let mut failures = leftovers::remove_all(settings);
+    let mut failures = leftovers::remove_all(settings, lock.is_exclusive);
     drop(lock);
     // If the mount of the bin dir is stale, the plugin binary on the node cannot be removed. The
     // network configs can still be unchained, so the uninstall goes on.

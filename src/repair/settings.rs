@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, ValueEnum};
 
@@ -66,8 +66,8 @@ pub struct Settings {
     net_dir: String,
 
     /// Start of this process, soon after the host's directories were mounted
-    #[arg(skip = SystemTime::now())]
-    pub started: SystemTime,
+    #[arg(skip = Instant::now())]
+    started: Instant,
 }
 
 impl Settings {
@@ -81,5 +81,37 @@ impl Settings {
 
     pub fn net_dir(&self) -> PathBuf {
         files::below(&self.mount_prefix, Path::new(&self.net_dir))
+    }
+
+    /// Returns the start of this process by the node's present clock, to compare it with the dates
+    /// of files and Events. A node often boots with a wrong clock, which is set later.
+    pub fn started_at(&self) -> SystemTime {
+        date_of(self.started, Instant::now(), SystemTime::now())
+    }
+}
+
+/// Returns the date of the time `at`, by the clock that shows `date` at the time `now`.
+fn date_of(at: Instant, now: Instant, date: SystemTime) -> SystemTime {
+    let age = now.saturating_duration_since(at);
+    date.checked_sub(age).unwrap_or(UNIX_EPOCH).max(UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_is_dated_by_the_present_clock_even_if_that_was_set_back() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let started = Instant::now();
+        let now = started + HOUR;
+        let today = SystemTime::now();
+        for (name, date, expected) in [
+            ("unchanged", today, today - HOUR),
+            ("set back by a day since the start", today - 24 * HOUR, today - 25 * HOUR),
+            ("not set yet", UNIX_EPOCH + HOUR / 2, UNIX_EPOCH),
+        ] {
+            assert_eq!(date_of(started, now, date), expected, "{name}");
+        }
     }
 }

@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::mem;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
@@ -20,6 +21,7 @@ use crate::cni::args::PodRef;
 use crate::kube::FORBIDDEN;
 use crate::kube::connection::{Connection, Error};
 use crate::kube::event::{self, EventContent, Regarding, Reporter};
+use crate::node::failed_uninstall;
 
 /// Time after which the same problem of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
@@ -48,11 +50,13 @@ pub struct Event {
     /// and the same UID of a pod count as repetitions of each other.
     pub subject: &'static str,
     pub content: EventContent,
+    /// The record of a failed uninstall, which is removed once the Event is posted.
+    pub record: Option<PathBuf>,
 }
 
 impl Event {
     pub fn on_node(content: EventContent) -> Event {
-        Event { pod: None, subject: content.reason, content }
+        Event { pod: None, subject: content.reason, content, record: None }
     }
 }
 
@@ -205,7 +209,12 @@ impl Worker {
     pub fn post_events(&mut self) {
         while let Some(queued) = self.next_event() {
             match post(&mut self.own_connection, &self.api.settings, &queued.event) {
-                Ok(()) => self.record_posted(),
+                Ok(()) => {
+                    self.record_posted();
+                    if let Some(record) = &queued.event.record {
+                        failed_uninstall::forget(record);
+                    }
+                }
                 Err(error) if rejects_only_this_event(&error) => {}
                 Err(error) => {
                     self.pause_events(queued);

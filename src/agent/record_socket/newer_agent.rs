@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::CHECK_INTERVAL;
-use crate::files;
+use crate::files::{self, BoundSocket};
 use crate::node::NodeSettings;
 use crate::record::SOCKET_NAME;
 
@@ -22,23 +22,24 @@ pub struct OwnedSocket {
     pub path: PathBuf,
     pub socket: Arc<UnixDatagram>,
     /// Device and inode of the socket's file. If the file at the path has others, it was replaced.
-    pub file: Option<(u64, u64)>,
+    pub file: (u64, u64),
 }
 
 impl OwnedSocket {
     pub fn bind(path: &Path) -> Result<OwnedSocket, files::Error> {
-        let socket = Arc::new(files::bind_socket(path, CHECK_INTERVAL)?);
-        Ok(OwnedSocket { path: path.to_owned(), socket, file: device_and_inode(path) })
+        let BoundSocket { socket, file } = files::bind_socket(path, CHECK_INTERVAL)?;
+        let file = (file.dev(), file.ino());
+        Ok(OwnedSocket { path: path.to_owned(), socket: Arc::new(socket), file })
     }
 
     pub fn is_in_place(&self) -> bool {
-        self.file == device_and_inode(&self.path)
+        Some(self.file) == device_and_inode(&self.path)
     }
 
     /// Returns whether the path leads to a socket that another process reads. Then a newer agent
     /// runs.
     pub fn is_replaced(&self) -> bool {
-        self.file.is_some() && !self.is_in_place() && has_reader(&self.path)
+        !self.is_in_place() && has_reader(&self.path)
     }
 }
 
@@ -57,4 +58,32 @@ pub fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
 /// Returns whether a process has the socket at the path open.
 pub fn has_reader(path: &Path) -> bool {
     UnixDatagram::unbound().is_ok_and(|socket| socket.connect(path).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn of_two_agents_that_start_at_once_only_one_owns_the_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(SOCKET_NAME);
+        for round in 0..100 {
+            let barrier = Barrier::new(2);
+            let bind = || {
+                barrier.wait();
+                OwnedSocket::bind(&path).unwrap()
+            };
+            let (one, other) = thread::scope(|scope| {
+                let other = scope.spawn(bind);
+                (bind(), other.join().unwrap())
+            });
+            let in_place = [one.is_in_place(), other.is_in_place()];
+            assert_ne!(in_place[0], in_place[1], "{round}");
+            assert_eq!([one.is_replaced(), other.is_replaced()], [!in_place[0], !in_place[1]]);
+        }
+    }
 }

@@ -38,7 +38,7 @@ pub fn pod_events(record: &Record) -> Vec<Event> {
     let mut events = Vec::new();
     for Report { subject, kind, reason, note } in reports(record) {
         let content = EventContent { kind, reason, action: "Redirecting", note };
-        events.push(Event { pod: Some(pod.clone()), subject, content });
+        events.push(Event { pod: Some(pod.clone()), subject, ..Event::on_node(content) });
     }
     events
 }

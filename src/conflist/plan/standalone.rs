@@ -18,9 +18,24 @@ const MODE: u32 = 0o600;
 /// that calls the plugin and that the agent may have written.
 pub(super) fn is_standalone(file: &ConfigFile, saved: &SavedState) -> bool {
     let (name, _) = file.split_name();
-    saved.standalone_configs.contains(name)
+    is_saved(file, saved)
         || is_converted_by_upstream(file, saved)
         || name == chain_mode::STANDALONE && may_be_own_content(file)
+}
+
+/// Returns whether the saved state lists `file` as a standalone config, and no other program has
+/// written a network config in its place since. Damaged content counts as the agent's, so that it
+/// is restored or removed.
+pub(super) fn is_saved(file: &ConfigFile, saved: &SavedState) -> bool {
+    let (name, _) = file.split_name();
+    saved.standalone_configs.contains(name) && !is_of_other_program(file)
+}
+
+/// Returns whether another program wrote the content of `file`: whether its first plugin is another
+/// one. In a standalone config, linkerd-cni is the first, even if an installer has appended its own
+/// plugin.
+fn is_of_other_program(file: &ConfigFile) -> bool {
+    plugin_types(file.text()).first().is_some_and(|first| first != PLUGIN)
 }
 
 /// Returns whether an upstream agent made `file` from a standalone config, which it then removed:
@@ -62,8 +77,8 @@ pub(super) fn is_converted_with(file: &ConfigFile, entry: &Entry, saved: &SavedS
 pub(super) fn plan(name: &str, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let mut plan = Plan::default();
     let existing = found.iter().find(|file| file.name == name);
-    let is_saved = saved.standalone_configs.contains(name);
-    if existing.is_some_and(|file| !is_saved && !may_be_own_content(file)) {
+    let is_foreign = |file: &ConfigFile| !is_saved(file, saved) && !may_be_own_content(file);
+    if existing.is_some_and(is_foreign) {
         plan.not_chained = Some(format!(
             "{name} belongs to another program: set cniConfFileName to an unused name"
         ));
@@ -75,7 +90,7 @@ pub(super) fn plan(name: &str, found: &[ConfigFile], entry: &Entry, saved: &Save
     };
     let wanted = Content { text, access: FileAccess::own(MODE), link: None };
     let is_current = existing.is_some_and(|file| file.content.as_ref() == Ok(&wanted));
-    if !is_saved || !is_current {
+    if !saved.standalone_configs.contains(name) || !is_current {
         let state = if existing.is_some() { "is outdated" } else { "is missing" };
         plan.not_chained = Some(format!("{name} {state}"));
         let Content { text, access, .. } = wanted;

@@ -46,9 +46,7 @@ fn unchain_own_entries(
     is_foreign: impl Fn(&str) -> bool,
     saved: &SavedState,
 ) -> Option<Step> {
-    if saved.standalone_configs.contains(&file.name)
-        || standalone::is_converted_by_upstream(file, saved)
-    {
+    if standalone::is_saved(file, saved) || standalone::is_converted_by_upstream(file, saved) {
         return unchain_file(found, file, saved);
     }
     let entries = plugin_entries(file.text());

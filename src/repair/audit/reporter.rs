@@ -3,7 +3,7 @@
 //! Pods with drift, whose rules are complete but not those of today's values, are not repaired.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use super::findings::{Findings, PodError};
 use super::pod_reports::{PodReports, ReportTimes};
@@ -31,7 +31,6 @@ pub struct AuditReporter {
     suspended: Option<ReportTimes>,
     /// Since when audits have failed, and so judged no pod. `None` after a successful audit.
     failing: Option<ReportTimes>,
-    started: Instant,
     /// Whether the reports of earlier controllers were ended.
     has_ended_earlier_reports: bool,
 }
@@ -45,7 +44,6 @@ impl AuditReporter {
             held_back: PodReports::after(Duration::ZERO),
             suspended: None,
             failing: None,
-            started: Instant::now(),
             has_ended_earlier_reports: false,
         }
     }
@@ -157,9 +155,7 @@ impl AuditReporter {
             return;
         }
         self.has_ended_earlier_reports = true;
-        // By the node's present clock, which dates the other Events, too: it may have been set since
-        // the start.
-        let date = SystemTime::now() - self.started.elapsed();
+        let date = self.shared.settings.started_at();
         let node = Regarding::node(&self.shared.settings.node);
         self.shared.publish_event_dated(connection, node, &audited_event(), Some(date));
     }

@@ -47,7 +47,7 @@ pub struct NetnsLookup {
     /// Netns paths from cached results. The key is the pod's UID, or `namespace/name` if the
     /// runtime does not pass the UID to plugins.
     by_pod: HashMap<String, Vec<PathBuf>>,
-    /// Start of this process.
+    /// Start of this process, by the node's present clock.
     started: SystemTime,
 }
 
@@ -64,7 +64,7 @@ impl NetnsLookup {
                 by_pod.entry(pod).or_default().push(netns_dir.join(name));
             }
         }
-        NetnsLookup { by_pod, started: settings.started }
+        NetnsLookup { by_pod, started: settings.started_at() }
     }
 
     /// Opens the pod's netns. Never returns the netns of another pod, because rules that are

@@ -338,12 +338,22 @@ fn next_agent_reports_an_uninstall_that_failed() {
     assert!(scene.agent.log().contains("cannot post an Event"), "{}", scene.agent.log());
     assert!(run_dir.join("uninstall-failed").exists());
 
+    // An agent that ends before it could post the Event leaves the report to the next one.
     scene.api.state().tokens = tokens;
+    scene.api.state().events = 503;
+    let mut unheard = scene.node.start_with(&[NODE]);
+    until("the failed Event", || unheard.log().contains("cannot post Events"));
+    unheard.kill();
+    assert!(run_dir.join("uninstall-failed").exists(), "{}", unheard.log());
+
+    scene.api.state().events = 201;
+    let before = scene.api.events().len();
     let next = scene.node.start_with(&[NODE]);
     let is_next =
         |event: &Value| event["note"].as_str().unwrap().contains("The last uninstall on this node");
-    until("the Event", || scene.api.events().iter().any(is_next));
-    let event = scene.api.events().into_iter().find(is_next).unwrap();
+    let events = || scene.api.events().into_iter().skip(before);
+    until("the Event", || events().any(|event| is_next(&event)));
+    let event = events().find(is_next).unwrap();
     assert_eq!(event["reason"], "LinkerdCNIUninstallFailed");
     assert_eq!(event["regarding"]["name"], "node-1");
     let note = event["note"].as_str().unwrap();
@@ -352,5 +362,5 @@ fn next_agent_reports_an_uninstall_that_failed() {
     assert!(note.contains("failed at 20"), "{event}");
     let log = next.log();
     assert!(log.contains("the last uninstall on this node failed"), "{log}");
-    assert!(!run_dir.join("uninstall-failed").exists());
+    until("the record is removed", || !run_dir.join("uninstall-failed").exists());
 }
