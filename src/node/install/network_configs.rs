@@ -270,7 +270,9 @@ impl Chaining<'_> {
         let replaced_entry = plugin_entry(replaced_text);
         let file = match &replaced_entry {
             None => WrittenFile::ConfigWithoutEntry(path),
-            Some(entry) if !self.is_usable(entry) => WrittenFile::ConfigWithUnusableEntry(path),
+            Some(entry) if change == Change::Chain && !self.is_usable(entry) => {
+                WrittenFile::ConfigWithUnusableEntry(path)
+            }
             Some(_) => WrittenFile::ConfigWithEntry(path),
         };
         let net_dir = NetDir {
