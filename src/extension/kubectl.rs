@@ -184,8 +184,12 @@ fn body_of(response: &str) -> Result<String, Error> {
     if status.starts_with('2') {
         return Ok(body.to_owned());
     }
-    let ApiStatus { reason, message, .. } = serde_json::from_str(body).unwrap_or_default();
-    let reason = reason.unwrap_or_else(|| format!("HTTP {status}"));
+    let ApiStatus { kind, reason, message, .. } = serde_json::from_str(body).unwrap_or_default();
+    // A proxy in front of the API server may respond with other JSON that has a `reason`.
+    let reason = match reason {
+        Some(reason) if kind == "Status" => reason,
+        _ => format!("HTTP {status}"),
+    };
     let message = message.unwrap_or_else(|| body.trim().to_owned());
     Err(Error::Status { reason: one_line(&reason), message: one_line(&message) })
 }

@@ -139,11 +139,15 @@ fn response(responses: &Responses, method: &str, target: &str) -> (String, Strin
     match respond(responses, method, target) {
         Ok(body) => ("200 OK".to_owned(), body),
         Err(Refusal::Status { code, reason }) => {
-            let body: Value = json!({"reason": reason, "message": target});
+            let body: Value = json!({"kind": "Status", "reason": reason, "message": target});
             (format!("{code} {reason}"), body.to_string())
         }
         Err(Refusal::NotKnown(what)) => {
-            let body = json!({"reason": "BadRequest", "message": format!("not known: {what}")});
+            let body = json!({
+                "kind": "Status",
+                "reason": "BadRequest",
+                "message": format!("not known: {what}"),
+            });
             ("400 Bad Request".to_owned(), body.to_string())
         }
     }

@@ -24,12 +24,17 @@ impl Api for Responded {
 
 #[test]
 fn errors_of_the_api_server_are_told_from_those_of_kubectl() {
-    let missing =
-        "HTTP/1.0 404 Not Found\r\nA: b\r\n\r\n{\"reason\":\"NotFound\",\"message\":\"no x\"}";
+    let missing = "HTTP/1.0 404 Not Found\r\nA: b\r\n\r\n\
+        {\"kind\":\"Status\",\"reason\":\"NotFound\",\"message\":\"no x\"}";
     let error = get::<u8>(&Responded(missing), "/x").unwrap_err();
     assert_eq!(error.to_string(), "no x (NotFound)");
     assert!(find::<()>(&Responded(missing), "/x").unwrap().is_none());
-    let forbidden = "HTTP/1.0 403 Forbidden\r\n\r\n{\"reason\":\"Forbidden\",\"message\":\"no\"}";
+    // A proxy in front of the API server does not know whether the object exists.
+    let of_proxy = "HTTP/1.0 404 Not Found\r\n\r\n{\"reason\":\"NotFound\",\"message\":\"no route\"}";
+    let error = find::<()>(&Responded(of_proxy), "/x").unwrap_err();
+    assert_eq!(error.to_string(), "no route (HTTP 404)");
+    let forbidden = "HTTP/1.0 403 Forbidden\r\n\r\n\
+        {\"kind\":\"Status\",\"reason\":\"Forbidden\",\"message\":\"no\"}";
     let error = get::<u8>(&Responded(forbidden), "/x").unwrap_err().to_string();
     assert!(error.starts_with("no (Forbidden); grant this right to the user"), "{error}");
     let refused = Responded("HTTP/1.0 500 Internal\r\n\r\ndial tcp: connection refused\n");
