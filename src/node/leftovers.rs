@@ -102,9 +102,8 @@ enum Leftover {
 /// of the file.
 fn remove_abandoned(settings: &NodeSettings, leftover: impl Fn(&str) -> Leftover) -> Removal {
     let bin_dir = remove_in_dir(&settings.bin_dir, &leftover, is_leftover_in_bin_dir);
-    let net_dir = remove_in_dir(&settings.net_dir, &leftover, |name| {
-        is_leftover_in_net_dir(settings, name)
-    });
+    let net_dir =
+        remove_in_dir(&settings.net_dir, &leftover, |name| is_leftover_in_net_dir(settings, name));
     Removal {
         failures: [bin_dir.failures, net_dir.failures].concat(),
         spared_any: bin_dir.spared_any || net_dir.spared_any,

@@ -88,7 +88,12 @@ fn a_file_of_an_agent_of_another_version_shows_only_that_the_pod_is_meshed() {
     let other = |text: String| text.replace(&format(), "1-of-another-version");
     let later = |text: String| other(text).replace("noProxy", "forALaterReason");
     for (name, decision, change, is_meshed) in [
-        ("an earlier agent's redirect", meshed(), &without_format as &dyn Fn(String) -> String, true),
+        (
+            "an earlier agent's redirect",
+            meshed(),
+            &without_format as &dyn Fn(String) -> String,
+            true,
+        ),
         ("another agent's redirect", meshed(), &other, true),
         ("another agent's skip", UNMESHED, &other, false),
         ("a skip for an unknown reason", UNMESHED, &later, false),

@@ -105,9 +105,10 @@ pub fn audited_event() -> EventContent {
         kind: EventType::Normal,
         reason: RULES_UNKNOWN,
         action: AUDITED,
-        note: "The pods of this node were audited. What was reported before this repair controller \
+        note:
+            "The pods of this node were audited. What was reported before this repair controller \
                started has ended, or was reported again"
-            .to_owned(),
+                .to_owned(),
     }
 }
 

@@ -248,8 +248,7 @@ impl Worker {
         if was_failing {
             return;
         }
-        let is_denied =
-            matches!(error, Error::Client(error) if error.is_status(403, FORBIDDEN));
+        let is_denied = matches!(error, Error::Client(error) if error.is_status(403, FORBIDDEN));
         let cause = if is_denied {
             ", because the agent's ServiceAccount may not create Events (the chart's ClusterRole \
              linkerd-cni-agent grants it, upstream's chart does not)"

@@ -295,8 +295,12 @@ enum NamespaceState {
 /// that of a proxy in front of the API server.
 fn read_namespace(client: &Client, namespace: &str) -> Result<NamespaceState, RoundEnd> {
     match client.get::<Namespace>(&namespace_path(namespace)) {
-        Ok(found) if found.metadata.name != namespace => Err(another_object("Namespace", namespace)),
-        Ok(found) if found.metadata.deletion_timestamp.is_some() => Ok(NamespaceState::BeingDeleted),
+        Ok(found) if found.metadata.name != namespace => {
+            Err(another_object("Namespace", namespace))
+        }
+        Ok(found) if found.metadata.deletion_timestamp.is_some() => {
+            Ok(NamespaceState::BeingDeleted)
+        }
         Ok(_) => Ok(NamespaceState::Exists),
         Err(error) if error.is_status(403, FORBIDDEN) => Ok(NamespaceState::Denied),
         Err(error) => Err(round_end(&error)),

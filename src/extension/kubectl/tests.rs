@@ -30,7 +30,8 @@ fn errors_of_the_api_server_are_told_from_those_of_kubectl() {
     assert_eq!(error.to_string(), "no x (NotFound)");
     assert!(find::<()>(&Responded(missing), "/x").unwrap().is_none());
     // A proxy in front of the API server does not know whether the object exists.
-    let of_proxy = "HTTP/1.0 404 Not Found\r\n\r\n{\"reason\":\"NotFound\",\"message\":\"no route\"}";
+    let of_proxy =
+        "HTTP/1.0 404 Not Found\r\n\r\n{\"reason\":\"NotFound\",\"message\":\"no route\"}";
     let error = find::<()>(&Responded(of_proxy), "/x").unwrap_err();
     assert_eq!(error.to_string(), "no route (HTTP 404)");
     let forbidden = "HTTP/1.0 403 Forbidden\r\n\r\n\

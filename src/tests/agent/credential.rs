@@ -83,9 +83,7 @@ fn agents_own_token_is_not_written_to_the_host_if_the_token_request_fails() {
         until("a second request", || failure == "down" || api.asked("POST", "/token") > 1);
         assert_eq!(agent.ready().0, 500, "{failure}");
         let remedy = match failure {
-            "403" => {
-                Some("; grant the agent's ServiceAccount `create` on `serviceaccounts/token`")
-            }
+            "403" => Some("; grant the agent's ServiceAccount `create` on `serviceaccounts/token`"),
             "404" => Some("; create that ServiceAccount"),
             _ => None,
         };

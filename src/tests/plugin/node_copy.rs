@@ -114,7 +114,8 @@ fn an_older_agents_copy_without_an_annotation_is_not_taken_for_complete() {
     let annotation = "config.linkerd.io/skip-inbound-ports";
     let spec = meshed_spec();
     for annotations in [unmarked(), json!({})] {
-        let scene = Scene::of(api_of(json!({"annotations": {annotation: "7777"}}), &spec, &json!({})));
+        let scene =
+            Scene::of(api_of(json!({"annotations": {annotation: "7777"}}), &spec, &json!({})));
         let add = scene.add().annotated(annotations.clone());
         publish(&add.run_dir(), UID, &pod(UID, &spec));
         change_format(&add.run_dir());
