@@ -80,7 +80,7 @@ fn judged(change: impl FnOnce(&mut Installed)) -> (bool, Judgement) {
 #[test]
 fn the_files_are_settled_only_after_a_pass_that_wrote_nothing_and_failed_at_nothing() {
     type Change = fn(&mut Installed);
-    let changes: [(&str, Change, Option<&str>); 9] = [
+    let changes: [(&str, Change, Option<&str>); 10] = [
         ("nothing", |_| {}, None),
         (
             "a plugin that the agent may not run",
