@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt as _;
@@ -10,6 +11,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
+use linkerd2_cni::agent::status_body::{PodCopyStatus, StatusBody};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -128,8 +130,15 @@ const AT_A_TIME: usize = 16;
 /// `namespace`.
 fn healthy_responses(namespace: &'static str, nodes: usize) -> Responses {
     let version = env!("CARGO_PKG_VERSION");
-    let status =
-        json!({"version": version, "ready": true, "conflist": "a", "podCopy": {"current": true}});
+    let bypasses = Some(BTreeMap::new());
+    let pod_copy = PodCopyStatus { current: true, bypasses, ..PodCopyStatus::default() };
+    let status = json!(StatusBody {
+        version: version.to_owned(),
+        ready: true,
+        conflist: Some("a".to_owned()),
+        pod_copy: Some(pod_copy),
+        ..StatusBody::default()
+    });
     HealthyCluster { namespace, nodes, status: status.to_string(), is_ready: true }.responses()
 }
 

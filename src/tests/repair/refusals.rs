@@ -60,7 +60,7 @@ impl Row {
     fn answer(&self) -> Answer {
         // The fake API server keeps the text until the process ends.
         let message = self.message.clone().leak();
-        if self.code == 404 && self.reason.is_none() {
+        if message.starts_with("<html>") {
             return Answer::Proxy(self.code, message);
         }
         Answer::Refusal(self.code, message)
