@@ -51,7 +51,6 @@ fn pod_whose_eviction_is_rejected_is_reported_once_and_never_deleted() {
 #[derive(Deserialize)]
 struct Row {
     code: u16,
-    reason: Option<String>,
     message: String,
     then: String,
 }
