@@ -33,7 +33,7 @@ pub fn unchain_other_modes(
     found
         .iter()
         .filter(|file| is_leftover(mode, file, saved))
-        .filter_map(|file| unchain_own_entries(found, file, &is_foreign, saved))
+        .filter_map(|file| unchain_own_entries(found, file, is_foreign, saved))
         .collect()
 }
 
