@@ -46,8 +46,9 @@ pub const RUN_DIR: &str = "/run/linkerd-cni";
 /// Environment variable of agent and plugin that replaces [`RUN_DIR`].
 pub const RUN_DIR_VARIABLE: &str = "LINKERD_CNI_RUN_DIR";
 
-/// Version of the facts in a file. Raise it if a fact is added without which the plugin would decide
-/// otherwise, or if a fact gets another meaning. Annotations need no new version: see [`format`].
+/// Version of the facts in a file. Raise it if a fact is added without which the plugin would
+/// decide otherwise, or if a fact gets another meaning. Annotations need no new version: see
+/// [`format`].
 const FACTS_VERSION: u32 = 1;
 
 /// Longest facts of a published pod, in bytes. The limit bounds the agent's memory. The facts of
@@ -96,8 +97,8 @@ struct PodCopy {
     namespace: String,
     name: String,
     uid: String,
-    /// An `Option<Decision<PodFacts>>`. `None`: [`PublishedPod::TooLarge`]. It is parsed only if the
-    /// format is right.
+    /// An `Option<Decision<PodFacts>>`. `None`: [`PublishedPod::TooLarge`]. It is parsed only if
+    /// the format is right.
     decision: Box<RawValue>,
 }
 
@@ -173,16 +174,16 @@ fn parse(bytes: &[u8], access: FileAccess, pod: &PodRef) -> Result<PublishedPod,
     }
 }
 
-/// Returns whether a decision in another format is to redirect the pod. If the facts were too large,
-/// it is.
+/// Returns whether a decision in another format is to redirect the pod. If the facts were too
+/// large, it is.
 fn is_redirect(decision: &RawValue) -> bool {
     let decision: Result<Option<Decision<IgnoredAny>>, _> = serde_json::from_str(decision.get());
     matches!(decision, Ok(None | Some(Decision::Redirect(IgnoredAny))))
 }
 
 /// Reads what the node's copy says about the pod. If a live agent keeps the copy but has not
-/// published the pod, waits at most `longest_wait` for the agent to publish it. An unusable file and
-/// a file of another format count as missing, but for that the latter may show that the pod is
+/// published the pod, waits at most `longest_wait` for the agent to publish it. An unusable file
+/// and a file of another format count as missing, but for that the latter may show that the pod is
 /// meshed.
 pub fn read_or_wait(run_dir: &Path, pod: &PodRef, longest_wait: Duration) -> NodeCopy {
     let deadline = Deadline::after(longest_wait);

@@ -77,8 +77,8 @@ pub struct PodCopyStatus {
     /// Why the copy is not current, or why a pod is not published.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// Number of pods with a path around the proxy, by the label of the reason for the path. `None`:
-    /// the agent has another version and does not count them.
+    /// Number of pods with a path around the proxy, by the label of the reason for the path.
+    /// `None`: the agent has another version and does not count them.
     pub bypasses: Option<BTreeMap<String, usize>>,
 }
 

@@ -118,8 +118,9 @@ impl Yielding {
             self.had_own_entry = false;
             return Some((OtherAgent::Newer, entry));
         }
-        // The entry is that of an older agent of this project. Such an agent yields to this one. But
-        // while an upstream agent may run, the entry may be of that agent, in spite of its keys.
+        // The entry is that of an older agent of this project. Such an agent yields to this one.
+        // But while an upstream agent may run, the entry may be of that agent, in spite of its
+        // keys.
         if !own.is_foreign(entry.text()) && !own.is_exact && !is_converted {
             return None;
         }

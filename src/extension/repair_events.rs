@@ -68,8 +68,8 @@ impl RepairReports {
         self.active(self.unknown.get(&Object::Node { name: node.to_owned() })?, node)
     }
 
-    /// Returns the note of a report on the node or on one of its pods. `None` if a repair controller
-    /// that started later has not reported it again.
+    /// Returns the note of a report on the node or on one of its pods. `None` if a repair
+    /// controller that started later has not reported it again.
     fn active<'r>(&self, report: &'r Report, node: &str) -> Option<&'r String> {
         match self.complete_since.get(node) {
             Some(since) if report.time < *since => None,

@@ -62,8 +62,8 @@ impl Error {
             if *code == expected_code && reason.as_deref() == Some(expected_reason))
     }
 
-    /// Whether the API server itself responded, with Kubernetes' Status, and not a proxy in front of
-    /// it.
+    /// Whether the API server itself responded, with Kubernetes' Status, and not a proxy in front
+    /// of it.
     pub fn is_kubernetes_status(&self) -> bool {
         matches!(self, Error::Status { reason: Some(_), .. })
     }

@@ -242,8 +242,8 @@ impl Publisher {
         self.known_pods.insert(pod.uid, known);
     }
 
-    /// Returns whether the file was written by an agent of another version, and not by a newer agent
-    /// that still runs. Then the plugin of this agent cannot use the file.
+    /// Returns whether the file was written by an agent of another version, and not by a newer
+    /// agent that still runs. Then the plugin of this agent cannot use the file.
     fn has_to_replace(&self, copy: &PublishedPod) -> bool {
         matches!(copy, PublishedPod::OtherFormat { .. }) && !(self.newer_agent_runs)()
     }

@@ -124,7 +124,8 @@ impl AuditReporter {
 
     /// Publishes the Events that end earlier reports: on pods whose rules were unknown and are
     /// known now, and on pods that were held back or that the worker left unrepaired, and that have
-    /// all their rules now. If the worker repairs a pod, it publishes an Event that ends the report.
+    /// all their rules now. If the worker repairs a pod, it publishes an Event that ends the
+    /// report.
     fn end_pod_reports(&self, connection: &mut Connection, findings: &Findings) {
         for pod in self.unknown.ended(findings.judged()) {
             self.shared.publish_event(connection, Regarding::from(pod), &known_event());
