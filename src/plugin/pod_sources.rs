@@ -1,10 +1,12 @@
 //! Finds the facts about a request's pod. The first source that knows the pod decides:
 //!
-//! 1. The node's copy of its pods. While a live agent keeps the copy, ADD waits for the agent to
-//!    publish the pod. The copy may say only that the pod is meshed; then the API server is asked.
-//! 2. The API server. A pod without an annotation of a proxy must not depend on the API server, so
-//!    no request is sent for it, with one exception: an ADD while a live agent keeps a copy that
-//!    lacks the pod. The pod may then have started before the agent saw it.
+//! 1. The node's copy of its pods. While a live agent maintains the copy, ADD waits for the agent
+//!    to publish the pod. The copy may say only that the pod is meshed; then the API server is
+//!    asked.
+//! 2. The API server. No request is sent for a pod without an annotation of a proxy, because such a
+//!    pod must not depend on the API server. There is one exception: during an ADD, a live agent
+//!    maintains a copy, but the copy lacks the pod. The pod may have started before the agent saw
+//!    it.
 //! 3. The annotations that the runtime passes, and the plugin entry.
 //!
 //! If the API server or the credential fails, the annotations decide what happens to the pod:

@@ -277,7 +277,7 @@ fn idle_agent_sends_no_requests_after_its_start() {
 /// A proxy in front of the API server responds with the same status codes.
 #[test]
 fn a_proxys_status_code_is_no_verdict_on_the_plugins_token() {
-    all([401, 403, 404], |code| {
+    in_parallel([401, 403, 404], |code| {
         let Scene { api, node, mut agent } = Scene::start(&[]);
         let token = node.token();
         api.state().namespace = Some((code, json!({"message": "no route", "reason": "x"})));

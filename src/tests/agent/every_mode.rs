@@ -108,7 +108,7 @@ enum ReadTemplate {
 fn an_agent_of_each_mode_is_ready_beside_upstreams_that_reads_its_config_map() {
     let templates = [ReadTemplate::Equal, ReadTemplate::Identical, ReadTemplate::OtherRevision];
     let cases = MODES.iter().flat_map(|mode| templates.map(|template| (mode, template)));
-    all(cases, |((vars, files), template)| {
+    in_parallel(cases, |((vars, files), template)| {
         let mut node = node();
         let own = node.vars.iter_mut().find(|(name, _)| *name == "CNI_NETWORK_CONFIG").unwrap();
         let mut entry: Value = serde_json::from_str(&own.1).unwrap();
@@ -150,7 +150,7 @@ fn change_entry(node: &Node, name: &str, from: &str, to: &str) {
 fn an_agent_of_each_mode_stays_ready_while_its_entry_is_overwritten_by_one_that_works() {
     let changes = [("4143", "5143", true), ("etc/kubeconfig.json", "etc/other.json", false)];
     let cases = MODES.iter().flat_map(|mode| changes.map(|change| (mode, change)));
-    all(cases, |((vars, files), (from, to, works))| {
+    in_parallel(cases, |((vars, files), (from, to, works))| {
         let node = node();
         let mut agent = start(&node, vars, files);
         let overwrite = || files.iter().for_each(|name| change_entry(&node, name, from, to));

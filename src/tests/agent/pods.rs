@@ -73,7 +73,7 @@ impl Scene {
         self.node.replace(&self.file(uid), copy.to_string().as_bytes());
     }
 
-    /// Waits until as many pods are counted for each of these reasons of a path around the proxy.
+    /// Waits until the metric counts these numbers of pods with a path around the proxy, by reason.
     fn until_counted(&self, counts: &[(&str, f64)]) {
         for (reason, pods) in counts {
             let metric = format!("linkerd_cni_agent_bypassing_pods{{reason=\"{reason}\"}}");

@@ -204,7 +204,7 @@ fn pod_too_large_for_the_copy_is_requested_and_counts_as_meshed() {
     let _lock = take_agent_lock(&add.run_dir());
     let (record, _) = timed(&add);
     assert_eq!((&record["source"], &record["decision"]), (&json!("request"), &json!("redirected")));
-    // The pod is known to be meshed, so it does not start without rules, whatever its annotations.
+    // The copy says that the pod is meshed, so it must not start without rules.
     scene.api.refuse(POD_PATH, 403);
     call().run().failed(102, "");
 }

@@ -37,7 +37,7 @@ fn unwritable_stderr_neither_fails_nor_delays_a_call_and_errors_are_still_return
                 );
             }
             scene.api.refuse(POD_PATH, 403);
-            run(with(&stderr), &meshed).failed(102, "");
+            run(plugin_with(&stderr), &meshed).failed(102, "");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Pods whose redirect rules an audit cannot read: they are audited again, counted, and after a
-//! minute reported. Needs root.
+//! Tests pods whose redirect rules an audit cannot read. They are audited again, counted, and
+//! reported after a minute. Needs root.
 
 use std::fs;
 use std::time::{Duration, SystemTime};
