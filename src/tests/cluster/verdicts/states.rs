@@ -8,7 +8,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::HEALTHY;
-use crate::agent::{Paused, rolled_out};
+use crate::agent::{Paused, wait_for_rollout};
 use crate::containers::{address_of, kill_sandbox};
 use crate::helm::{CHART, Helm, NAMESPACE};
 use crate::kubectl::{apply, command, get, kubectl, run_with_stdin};
@@ -385,6 +385,6 @@ fn upstream_in_place() -> State {
     let version = format!("image.version=v{}", linkerd2_cni::VERSION);
     let upgrade = ["upgrade", "linkerd-cni", chart.path().to_str().unwrap(), "-n", NAMESPACE];
     Helm::new().must(&[&upgrade[..], &["--set", &version]].concat());
-    rolled_out();
+    wait_for_rollout();
     State::ended_by(upgrade_back)
 }
