@@ -40,7 +40,7 @@ use tracing::{info, warn};
 use crate::conflist::PLUGIN;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::failed_uninstall::FailedUninstall;
-use crate::node::{Mounts, failed_uninstall, uninstall};
+use crate::node::{Mounts, NodeSettings, failed_uninstall, uninstall};
 use api_thread::ApiHandle;
 use api_thread::event_queue::Event;
 use file_watch::FileWatch;
@@ -212,10 +212,30 @@ fn failed_uninstall_event(error: &Error) -> Event {
 }
 
 /// Removes everything that a dead agent left on this node. Reads only the node's files, and sends
-/// no request to the API server.
+/// no request to the API server. Fails if a CNI directory is missing, because the plugin may be in
+/// another directory, where nothing was looked for.
 pub fn uninstall(settings: &Settings) -> Result<(), Error> {
     info!("uninstalling");
-    uninstall_and_record(settings, &Mounts::at_start(&settings.node))
+    uninstall_and_record(settings, &Mounts::at_start(&settings.node))?;
+    let missing = missing_cni_dirs(&settings.node);
+    if missing.is_empty() { Ok(()) } else { Err(Error::Uninstall(missing)) }
+}
+
+/// Returns an error for each CNI directory of the settings that does not exist.
+fn missing_cni_dirs(node: &NodeSettings) -> Vec<String> {
+    let mut missing = Vec::new();
+    for (dir, dir_on_node, variable) in [
+        (&node.net_dir, &node.net_dir_on_node, "DEST_CNI_NET_DIR"),
+        (&node.bin_dir, &node.bin_dir_on_node, "DEST_CNI_BIN_DIR"),
+    ] {
+        if !dir.is_dir() {
+            missing.push(format!(
+                "the node has no directory {}; set {variable} to the node's CNI directory",
+                dir_on_node.display()
+            ));
+        }
+    }
+    missing
 }
 
 /// Uninstalls, and records on the node why that failed, for the next agent.

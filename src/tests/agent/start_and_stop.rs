@@ -50,6 +50,19 @@ fn uninstall_removes_everything_a_dead_agent_left() {
 }
 
 #[test]
+fn uninstall_fails_if_a_cni_directory_does_not_exist() {
+    let node = Node::with_calico();
+    let variables = [("DEST_CNI_NET_DIR", "/missing/net"), ("DEST_CNI_BIN_DIR", "/missing/bin")];
+    for (variable, value) in variables {
+        let mut uninstall = node.start_args(&["uninstall"], &[(variable, value)]);
+        assert_eq!(uninstall.wait(), Some(1), "{}", uninstall.log());
+        let error = format!("the node has no directory {value}; set {variable} to");
+        assert!(uninstall.log().contains(&error), "{}", uninstall.log());
+    }
+    node.uninstall();
+}
+
+#[test]
 fn leftover_files_are_removed_but_directories_with_their_names_are_kept() {
     for are_directories in [false, true] {
         let node = Node::uninstalling_with_calico();
