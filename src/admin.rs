@@ -53,7 +53,7 @@ pub fn serve(address: SocketAddr, handlers: Handlers) -> Result<SocketAddr, Erro
 }
 
 fn start(address: SocketAddr, handlers: Handlers) -> io::Result<SocketAddr> {
-    let listener = listener(address)?;
+    let listener = listen(address)?;
     let address = listener.local_addr()?;
     tracing::info!("serving /live, /ready and /metrics on {address}");
     spawn_thread(move || accept_clients(&listener, &Arc::new(handlers)))?;
@@ -64,12 +64,12 @@ fn start(address: SocketAddr, handlers: Handlers) -> io::Result<SocketAddr> {
 /// cluster, so `[::]` has to accept connections of both families. It does, because the sysctl
 /// `net.ipv6.bindv6only` has its default 0 in a pod's netns. If the kernel has no IPv6, `[::]` is
 /// replaced by all addresses of IPv4.
-pub fn listener(address: SocketAddr) -> io::Result<TcpListener> {
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     match TcpListener::bind(address) {
         Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && error.kind() != AddrInUse => {
             TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port()))
         }
-        listener => listener,
+        result => result,
     }
 }
 
@@ -86,21 +86,28 @@ fn accept_clients(listener: &TcpListener, handlers: &Arc<Handlers>) {
     loop {
         let stream = Arc::new(accept(listener));
         clients.retain(|client| client.strong_count() > 0);
-        if clients.len() == MAX_CLIENTS
-            && let Some(oldest) = clients.pop_front().and_then(|client| client.upgrade())
-        {
-            tracing::debug!("admin server: too many clients, closing the oldest");
-            let _ = oldest.shutdown(Shutdown::Both);
+        if clients.len() == MAX_CLIENTS {
+            close_oldest(&mut clients);
         }
         clients.push_back(Arc::downgrade(&stream));
-        let (client, shared) = (Arc::clone(&stream), Arc::clone(handlers));
+        let thread_stream = Arc::clone(&stream);
+        let thread_handlers = Arc::clone(handlers);
         // An error of `exchange` needs no handling, because the connection is closed in any case.
-        if spawn_thread(move || drop(exchange(&client, &shared))).is_err() {
+        let work = move || drop(exchange(&thread_stream, &thread_handlers));
+        if spawn_thread(work).is_err() {
             // The kernel refuses a new thread. This thread responds instead, so that the kubelet's
             // probes do not fail on a busy node.
             let _ = exchange(&stream, handlers);
         }
     }
+}
+
+/// Closes the oldest of the connections, unless its thread has ended meanwhile.
+fn close_oldest(clients: &mut VecDeque<Weak<TcpStream>>) {
+    let Some(client) = clients.pop_front() else { return };
+    let Some(stream) = client.upgrade() else { return };
+    tracing::debug!("admin server: too many clients, closing the oldest");
+    let _ = stream.shutdown(Shutdown::Both);
 }
 
 /// Waits for the next connection. Logs the first of several failures in a row.
@@ -131,7 +138,12 @@ fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let mut reader = BufReader::with_capacity(1 << 10, stream.take(REQUEST_LIMIT));
     let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") && reader.read_until(b'\n', &mut head)? > 0 {}
+    while !head.ends_with(b"\r\n\r\n") {
+        let count = reader.read_until(b'\n', &mut head)?;
+        if count == 0 {
+            break;
+        }
+    }
     stream.write_all(respond(&head, handlers).as_bytes())?;
     stream.shutdown(Shutdown::Write)?;
     // Closing a connection with unread data would reset it, and the client might lose the response.

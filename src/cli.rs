@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_name_selects_agent_or_repair_controller() {
+    fn program_name_selects_agent_or_repair_controller() {
         for (program, expected) in [
             (Some("/usr/lib/linkerd/linkerd-cni-repair-controller"), true),
             (Some("linkerd-cni-repair-controller"), true),

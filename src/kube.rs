@@ -67,8 +67,8 @@ const BUFFER: usize = 16 << 10;
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// Longest duration of each phase of one request. The whole request has a deadline only with
-/// [`Client::until`], because ureq's resolver starts a thread for such a deadline, even if the host
-/// is an IP address.
+/// [`Client::with_deadline`], because ureq's resolver starts a thread for such a deadline, even if
+/// the host is an IP address.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
     pub connect: Duration,
@@ -93,7 +93,7 @@ pub struct Client {
     server: String,
     token: Option<String>,
     body_timeout: Duration,
-    /// When the client's requests fail at the latest, see [`Client::until`].
+    /// When the client's requests fail at the latest, see [`Client::with_deadline`].
     deadline: Option<Deadline>,
 }
 
@@ -138,9 +138,10 @@ impl Client {
         })
     }
 
-    /// Lets each request fail at the deadline if it has not ended before; a watch is not limited.
-    /// For clients with [`LiteralAddress`], which needs no thread to keep the deadline.
-    pub fn until(self, deadline: Deadline) -> Self {
+    /// Sets a deadline at which each request fails if it has not ended before. A watch has no such
+    /// deadline. Only for clients with [`LiteralAddress`], which needs no thread to keep the
+    /// deadline.
+    pub fn with_deadline(self, deadline: Deadline) -> Self {
         Client { deadline: Some(deadline), ..self }
     }
 
@@ -158,7 +159,9 @@ impl Client {
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Result<(), Error> {
-        self.send(Method::POST, path, Some(body), ResponseKind::Complete).map(drain)
+        let response = self.send(Method::POST, path, Some(body), ResponseKind::Complete)?;
+        drain(response);
+        Ok(())
     }
 
     pub fn post_and_decode<T: DeserializeOwned>(
@@ -173,11 +176,15 @@ impl Client {
     /// `metadata.resourceVersion`, the API server responds with 409 if the object has changed since
     /// that version.
     pub fn merge_patch(&self, path: &str, body: &Value) -> Result<(), Error> {
-        self.send(Method::PATCH, path, Some(body), ResponseKind::Complete).map(drain)
+        let response = self.send(Method::PATCH, path, Some(body), ResponseKind::Complete)?;
+        drain(response);
+        Ok(())
     }
 
     pub fn delete(&self, path: &str, body: &Value) -> Result<(), Error> {
-        self.send(Method::DELETE, path, Some(body), ResponseKind::Complete).map(drain)
+        let response = self.send(Method::DELETE, path, Some(body), ResponseKind::Complete)?;
+        drain(response);
+        Ok(())
     }
 
     /// Starts a watch. Each line of the returned reader is one JSON event. The watch ends when the
@@ -240,7 +247,7 @@ impl Client {
         // A proxy may respond with other JSON that has a `reason`.
         let reason = if kind == "Status" { Some(reason.unwrap_or_default()) } else { None };
         let text = message.unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
-        let message = redact::message(&text, self.token.as_deref());
+        let message = redact::redact_message(&text, self.token.as_deref());
         Error::Status { request, code, reason, message, retry_after }
     }
 
@@ -277,7 +284,7 @@ impl Client {
         };
         redact::decode_object(&bytes).map_err(|error| Error::Decode {
             request,
-            problem: redact::problem(&error),
+            problem: redact::describe_json_error(&error),
             is_truncated: error.is_eof(),
         })
     }
@@ -285,8 +292,9 @@ impl Client {
 
 /// Returns the wait in the header `Retry-After`. `None` if the header is missing or not in seconds.
 fn retry_after(response: &Response<Body>) -> Option<Duration> {
-    let value = response.headers().get(header::RETRY_AFTER)?.to_str().ok()?;
-    Some(Duration::from_secs(value.trim().parse().ok()?))
+    let value = response.headers().get(header::RETRY_AFTER)?;
+    let seconds = value.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
 }
 
 /// Reads a response to its end, because the connection can be reused only then. An error is

@@ -30,7 +30,7 @@ impl FromStr for Format {
 
 /// Parses a log level. Accepts all that upstream's programs accept: the names of Go's logrus
 /// (`panic`, `fatal`, `warning`), and the names and numbers of Rust's tracing (`off`, `5`).
-pub fn level(text: &str) -> Result<LevelFilter, String> {
+pub fn parse_level(text: &str) -> Result<LevelFilter, String> {
     let level = match text.to_ascii_lowercase().as_str() {
         "panic" | "fatal" => Some(LevelFilter::ERROR),
         "warning" => Some(LevelFilter::WARN),

@@ -104,15 +104,15 @@ impl Mounts {
         let Mounts { net_dir, bin_dir, run_dir } = self;
         net_dir
             .linked
-            .moved()
-            .or_else(|| bin_dir.linked.moved())
-            .or_else(|| net_dir.mounted.stale())
-            .or_else(|| bin_dir.mounted.stale())
-            .or_else(|| run_dir.as_ref()?.stale())
+            .moved_reason()
+            .or_else(|| bin_dir.linked.moved_reason())
+            .or_else(|| net_dir.mounted.stale_reason())
+            .or_else(|| bin_dir.mounted.stale_reason())
+            .or_else(|| run_dir.as_ref()?.stale_reason())
     }
 
     /// Returns why the net dir is no longer the node's, and what to do. `None` if it still is.
     pub fn stale_net_dir(&self) -> Option<String> {
-        self.net_dir.linked.moved().or_else(|| self.net_dir.mounted.stale())
+        self.net_dir.linked.moved_reason().or_else(|| self.net_dir.mounted.stale_reason())
     }
 }

@@ -57,7 +57,7 @@ fn run_and_record(
     refuse_own_netns(request)?;
     let config = Config::read_leniently(&request.config);
     // An unknown level means `warn`, as in upstream.
-    let level = log::level(&config.log_level).unwrap_or(LevelFilter::WARN);
+    let level = log::parse_level(&config.log_level).unwrap_or(LevelFilter::WARN);
     log::start(level, log::Format::Plain);
     if let Some(problem) = &config.problem {
         tracing::warn!(

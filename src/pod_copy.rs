@@ -58,7 +58,7 @@ pub const FACTS_LIMIT: usize = 4 << 10;
 /// Longest wait of an ADD for the agent to publish the pod. Usually the agent has published the pod
 /// before the runtime calls the plugin.
 pub const PUBLISH_WAIT: Duration = Duration::from_millis(100);
-/// Time between two looks for a pod's file in [`read_or_wait`].
+/// Time between two attempts of [`read_or_wait`] to read a pod's file.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What the node's copy says about a pod.
@@ -127,8 +127,10 @@ pub enum Error {
 
 /// Returns the directory that agent and plugin share, from the environment or else [`RUN_DIR`].
 pub fn run_dir() -> PathBuf {
-    let set = env::var_os(RUN_DIR_VARIABLE).filter(|dir| !dir.is_empty());
-    set.map_or_else(|| RUN_DIR.into(), PathBuf::from)
+    match env::var_os(RUN_DIR_VARIABLE) {
+        Some(dir) if !dir.is_empty() => PathBuf::from(dir),
+        _ => PathBuf::from(RUN_DIR),
+    }
 }
 
 /// Reads what the agent published about the pod. `None` if the agent published nothing, or if the
@@ -137,7 +139,7 @@ pub fn run_dir() -> PathBuf {
 pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<PublishedPod>, Error> {
     let Ok(path) = path(run_dir, pod) else { return Ok(None) };
     let (bytes, access) = match files::read(&path) {
-        Ok(found) => found,
+        Ok(bytes_and_access) => bytes_and_access,
         Err(error) if error.is_missing() => return Ok(None),
         Err(error) => return Err(error.into()),
     };
@@ -153,7 +155,7 @@ fn parse(bytes: &[u8], access: FileAccess, pod: &PodRef) -> Result<PublishedPod,
         return Err("not a file that only root can write".to_owned());
     }
     let copy: PodCopy = redact::decode_object(bytes)
-        .map_err(|error| format!("not a copy of a pod: {}", redact::problem(&error)))?;
+        .map_err(|error| format!("not a copy of a pod: {}", redact::describe_json_error(&error)))?;
     let PodCopy { format: written_for, namespace, name, uid, decision } = copy;
     if namespace != pod.namespace || name != pod.name || uid != pod.uid {
         return Err(format!(
@@ -167,7 +169,7 @@ fn parse(bytes: &[u8], access: FileAccess, pod: &PodRef) -> Result<PublishedPod,
         return Ok(PublishedPod::OtherFormat { is_meshed: is_redirect(&decision) });
     }
     let decision: Option<Decision<PodFacts>> = serde_json::from_str(decision.get())
-        .map_err(|error| format!("not a copy of a pod: {}", redact::problem(&error)))?;
+        .map_err(|error| format!("not a copy of a pod: {}", redact::describe_json_error(&error)))?;
     match decision {
         Some(decision) => Ok(PublishedPod::Decision(Box::new(decision))),
         None => Ok(PublishedPod::TooLarge),
@@ -188,7 +190,7 @@ fn is_redirect(decision: &RawValue) -> bool {
 pub fn read_or_wait(run_dir: &Path, pod: &PodRef, longest_wait: Duration) -> NodeCopy {
     let deadline = Deadline::after(longest_wait);
     loop {
-        let mut is_unusable = false;
+        let mut has_unusable_file = false;
         let mut is_meshed = false;
         match read(run_dir, pod) {
             Ok(Some(PublishedPod::Decision(decision))) => return NodeCopy::Decides(decision),
@@ -198,13 +200,13 @@ pub fn read_or_wait(run_dir: &Path, pod: &PodRef, longest_wait: Duration) -> Nod
             Ok(None) => {}
             Err(error) => {
                 tracing::debug!("linkerd-cni: pod {pod}: the node's copy is unusable: {error}");
-                is_unusable = true;
+                has_unusable_file = true;
             }
         }
         let is_kept = is_kept(run_dir);
         // The agent writes no file for a pod without a valid UID, so waiting for one is useless.
-        let never_has_file = path(run_dir, pod).is_err();
-        if !is_kept || is_unusable || never_has_file || deadline.has_passed() {
+        let can_have_file = path(run_dir, pod).is_ok();
+        if !is_kept || has_unusable_file || !can_have_file || deadline.has_passed() {
             return match (is_meshed, is_kept) {
                 (true, _) => NodeCopy::Meshed,
                 (false, true) => NodeCopy::Lacks,
@@ -312,6 +314,7 @@ fn path(run_dir: &Path, pod: &PodRef) -> Result<PathBuf, Error> {
 pub struct Lock(File);
 
 impl Lock {
+    /// Opens the lock file, and takes the lock. Fails if the directory of the copy does not exist.
     pub fn take(run_dir: &Path) -> Result<Lock, files::Error> {
         let path = dir(run_dir).join(LOCK);
         match open_and_lock(&path) {
@@ -335,7 +338,7 @@ fn open_and_lock(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let file = options.open(path)?;
-    fcntl(&file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_RDLCK)))?;
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&lock_of_whole_file(libc::F_RDLCK)))?;
     Ok(file)
 }
 
@@ -343,7 +346,7 @@ impl Drop for Lock {
     /// Releases the lock explicitly. Closing the file might not release it, because a child process
     /// that is being started has the file open, too.
     fn drop(&mut self) {
-        let _ = fcntl(&self.0, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_UNLCK)));
+        let _ = fcntl(&self.0, FcntlArg::F_OFD_SETLK(&lock_of_whole_file(libc::F_UNLCK)));
     }
 }
 
@@ -352,13 +355,13 @@ impl Drop for Lock {
 pub fn is_kept(run_dir: &Path) -> bool {
     let Ok(file) = File::open(dir(run_dir).join(LOCK)) else { return false };
     // The kernel replaces the write lock in `lock` by the lock that conflicts with it.
-    let mut lock = whole_file(libc::F_WRLCK);
+    let mut lock = lock_of_whole_file(libc::F_WRLCK);
     fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)).is_ok()
         && c_int::from(lock.l_type) == libc::F_RDLCK
 }
 
 /// Describes a lock of this type on the whole file. `l_pid` must be 0 for a lock of an open file.
-fn whole_file(kind: c_int) -> libc::flock {
+fn lock_of_whole_file(kind: c_int) -> libc::flock {
     libc::flock {
         l_type: kind as c_short,
         l_whence: libc::SEEK_SET as c_short,

@@ -40,10 +40,22 @@ const TEXT_LIMIT: usize = 1024;
 /// Largest number of blocked init containers, and of exempt containers, that a record names.
 /// Further containers are only counted.
 const CONTAINERS_LIMIT: usize = 10;
-/// How a record that would be longer than [`SIZE_LIMIT`] is shortened: to this number of ignored
-/// elements in each list, and of characters in each error message. The first pair with which the
-/// record fits is used.
-const CUTS: [(usize, usize); 3] = [(3, 300), (1, 100), (0, 50)];
+/// Cuts of a record that would be longer than [`SIZE_LIMIT`]. The first with which the record fits
+/// is used.
+const CUTS: [Cut; 3] = [
+    Cut { elements: 3, characters: 300 },
+    Cut { elements: 1, characters: 100 },
+    Cut { elements: 0, characters: 50 },
+];
+
+/// How much of a long record is sent.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Largest number of ignored elements in each list.
+    elements: usize,
+    /// Largest number of characters in each error message.
+    characters: usize,
+}
 
 /// Returns the path of the socket of an agent that shares `run_dir` with the plugin, or else has
 /// only the net dir.
@@ -106,11 +118,11 @@ pub struct Record {
     pub result: CallResult,
     /// Backend that installed the rules. `None` if no rules were installed, or by a backend that
     /// only a later version knows.
-    #[serde(deserialize_with = "known_word")]
+    #[serde(deserialize_with = "deserialize_known_word")]
     pub backend: Option<Backend>,
     /// Source that told the facts about the pod. `None` if the pod's name decided, if no source
     /// could tell them, or if only a later version knows the source.
-    #[serde(deserialize_with = "known_word")]
+    #[serde(deserialize_with = "deserialize_known_word")]
     pub source: Option<Source>,
     /// Number of API requests.
     pub requests: u32,
@@ -123,7 +135,7 @@ pub struct Record {
     /// is not proven whether rules are missing.
     pub degraded: Option<CallError>,
     /// Elements of the pod's lists of ports and interfaces that have no effect.
-    #[serde(deserialize_with = "lists_of_known_sources")]
+    #[serde(deserialize_with = "deserialize_known_lists")]
     pub ignored: Vec<Ignored>,
     /// Init containers that start before the proxy, so that their connections are refused.
     pub blocked_init_containers: Vec<String>,
@@ -199,19 +211,14 @@ impl Record {
     pub fn with_containers(self, blocked: Vec<String>, exempt: Vec<String>) -> Self {
         let mut record =
             Record { blocked_init_containers: blocked, exempt_containers: exempt, ..self };
-        record.cut_containers();
+        record.limit_containers();
         record
     }
 
     /// Counts the containers beyond [`CONTAINERS_LIMIT`] instead of naming them.
-    fn cut_containers(&mut self) {
-        for (names, more) in [
-            (&mut self.blocked_init_containers, &mut self.more_blocked_init_containers),
-            (&mut self.exempt_containers, &mut self.more_exempt_containers),
-        ] {
-            *more = more.saturating_add(names.len().saturating_sub(CONTAINERS_LIMIT));
-            names.truncate(CONTAINERS_LIMIT);
-        }
+    fn limit_containers(&mut self) {
+        limit_names(&mut self.blocked_init_containers, &mut self.more_blocked_init_containers);
+        limit_names(&mut self.exempt_containers, &mut self.more_exempt_containers);
     }
 
     /// Returns the names of the init containers that start before the proxy, comma-separated. Empty
@@ -254,21 +261,26 @@ impl Record {
     fn to_datagram(&self) -> Vec<u8> {
         // Serializing cannot fail, because all maps in a record have text keys.
         let mut bytes = serde_json::to_vec(self).unwrap_or_default();
-        for (elements, characters) in CUTS {
+        for cut in CUTS {
             if bytes.len() <= SIZE_LIMIT {
                 break;
             }
-            let mut record = self.clone();
-            record.ignored = ignored_ports::cut_to(record.ignored, elements);
-            for error in [&mut record.error, &mut record.degraded].into_iter().flatten() {
-                error.msg = cut_to(&error.msg, characters);
-            }
+            let record = self.shorten(cut);
             bytes = serde_json::to_vec(&record).unwrap_or_default();
         }
         bytes
     }
 
-    /// Reads a record from the socket. `None` if it is too long or invalid. Bounds and cleans each
+    fn shorten(&self, cut: Cut) -> Record {
+        let mut record = self.clone();
+        record.ignored = ignored_ports::cut_to(record.ignored, cut.elements);
+        for error in [&mut record.error, &mut record.degraded].into_iter().flatten() {
+            error.msg = truncate(&error.msg, cut.characters);
+        }
+        record
+    }
+
+    /// Parses a record from the socket. `None` if it is too long or invalid. Bounds and cleans each
     /// text, and removes invalid names.
     pub fn parse(bytes: &[u8]) -> Option<Record> {
         if bytes.len() > SIZE_LIMIT {
@@ -289,7 +301,7 @@ impl Record {
         for names in [&mut record.blocked_init_containers, &mut record.exempt_containers] {
             names.retain(|name| is_name(name));
         }
-        record.cut_containers();
+        record.limit_containers();
         if let CallResult::Skipped(reason) = &mut record.result {
             *reason = limited_line(reason).into();
         }
@@ -306,22 +318,25 @@ impl Record {
     }
 
     pub fn is_redirected_add(&self) -> bool {
-        (self.command, &self.result) == (Command::Add, &CallResult::Redirected)
+        self.command == Command::Add && self.result == CallResult::Redirected
     }
 
     /// Returns the log's warnings about the pod: traffic that bypasses the proxy, ports that are
     /// ignored, and a source that was not available.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        warnings.extend(ignored_ports::summary(&self.ignored));
+        if let Some(summary) = ignored_ports::summary(&self.ignored) {
+            warnings.push(summary);
+        }
         let names = self.exempt_names();
         if !names.is_empty() {
-            let exempt = "containers that run as the proxy's user and bypass the proxy";
-            warnings.push(format!("{exempt}: {names}"));
+            warnings.push(format!(
+                "containers that run as the proxy's user and bypass the proxy: {names}"
+            ));
         }
         if self.ipv6_bypasses_proxy {
-            let ipv6 = "IPv6 traffic bypasses the proxy, which listens on IPv4 only";
-            warnings.push(ipv6.to_owned());
+            let warning = "IPv6 traffic bypasses the proxy, which listens on IPv4 only";
+            warnings.push(warning.to_owned());
         }
         if let Some(error) = &self.degraded {
             let problem = if self.command == Command::Check {
@@ -348,8 +363,8 @@ impl fmt::Display for Record {
         }
         let names = self.blocked_names();
         if !names.is_empty() {
-            let blocked = "init containers without network, as they start before the proxy";
-            write!(f, "; {blocked}: {names}")?;
+            let note = "init containers without network, as they start before the proxy";
+            write!(f, "; {note}: {names}")?;
         }
         for warning in self.warnings() {
             write!(f, "; {warning}")?;
@@ -363,7 +378,7 @@ impl fmt::Display for Record {
 
 /// A list of ignored elements as another version of the plugin may send it.
 #[derive(Deserialize)]
-struct SentList {
+struct ReceivedList {
     source: String,
     elements: Vec<String>,
     #[serde(default)]
@@ -372,11 +387,11 @@ struct SentList {
 
 /// Reads the lists whose source this agent knows, one per source and cut to a bounded length.
 /// Skips unknown sources, because a later plugin version may send them.
-fn lists_of_known_sources<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> {
-    let sent = Vec::<SentList>::deserialize(field)?;
+fn deserialize_known_lists<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> {
+    let received_lists = Vec::<ReceivedList>::deserialize(field)?;
     let mut lists = Vec::new();
     for source in ignored_ports::sources() {
-        if let Some(list) = sent.iter().find(|list| list.source == source) {
+        if let Some(list) = received_lists.iter().find(|list| list.source == source) {
             lists.push(Ignored { source, elements: list.elements.clone(), more: list.more });
         }
     }
@@ -385,11 +400,18 @@ fn lists_of_known_sources<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ign
 
 /// Decodes a word, such as the name of a backend. `None` for a word that this version does not
 /// know, because a later plugin version may send it.
-fn known_word<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+fn deserialize_known_word<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     field: D,
 ) -> Result<Option<T>, D::Error> {
     let value = serde_json::Value::deserialize(field)?;
     Ok(serde_json::from_value(value).ok())
+}
+
+/// Removes the names beyond [`CONTAINERS_LIMIT`], and adds their number to `more`.
+fn limit_names(names: &mut Vec<String>, more: &mut usize) {
+    let removed = names.len().saturating_sub(CONTAINERS_LIMIT);
+    *more = more.saturating_add(removed);
+    names.truncate(CONTAINERS_LIMIT);
 }
 
 /// Joins names, and appends the number of names that are left out.
@@ -409,18 +431,23 @@ fn is_zero(count: &usize) -> bool {
 fn send_datagram(bytes: &[u8], run_dir: &Path, net_dir: Option<&Path>) -> io::Result<usize> {
     let socket = UnixDatagram::unbound()?;
     socket.set_nonblocking(true)?;
-    let sent = socket.send_to(bytes, run_dir.join(RUN_SOCKET_NAME));
-    if let Err(error) = &sent
-        && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
-        && let Some(net_dir) = net_dir
-    {
-        return socket.send_to(bytes, net_dir.join(SOCKET_NAME));
+    let result = socket.send_to(bytes, run_dir.join(RUN_SOCKET_NAME));
+    let Some(net_dir) = net_dir else {
+        return result;
+    };
+    match result {
+        // No agent reads from the socket in the run dir.
+        Err(error)
+            if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
+        {
+            socket.send_to(bytes, net_dir.join(SOCKET_NAME))
+        }
+        result => result,
     }
-    sent
 }
 
-/// Cuts a text to its first `characters`. An ellipsis shows that the text was longer.
-fn cut_to(text: &str, characters: usize) -> String {
+/// Returns the first `characters` of a text. An ellipsis shows that the text was longer.
+fn truncate(text: &str, characters: usize) -> String {
     match text.char_indices().nth(characters) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),

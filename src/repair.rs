@@ -158,7 +158,7 @@ fn serve(shared: Arc<Shared>) -> Result<(), admin::Error> {
 /// Returns the response to `/live`: an error if the mounted CNI net dir is stale. The main thread
 /// is not checked, because it only waits for signals.
 fn liveness(net_dir: &MountedDir) -> Result<(), String> {
-    match net_dir.stale() {
+    match net_dir.stale_reason() {
         Some(why) => {
             tracing::warn!("mounts: {why}");
             Err(why)

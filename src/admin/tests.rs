@@ -2,10 +2,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::{Handlers, MAX_CLIENTS, REQUEST_LIMIT, listener, serve};
+use super::{Handlers, MAX_CLIENTS, REQUEST_LIMIT, listen, serve};
 
-/// A server that is not ready.
-fn server() -> SocketAddr {
+/// Starts a server that is not ready.
+fn start_server() -> SocketAddr {
     let handlers = Handlers {
         live: Box::new(|| Ok(())),
         ready: Box::new(|| Err("the kubeconfig is missing".into())),
@@ -24,10 +24,10 @@ fn connect(address: SocketAddr) -> TcpStream {
 fn exchange(address: SocketAddr, request: &str) -> String {
     let mut stream = connect(address);
     stream.write_all(request.as_bytes()).unwrap();
-    response(stream)
+    read_response(stream)
 }
 
-fn response(mut stream: TcpStream) -> String {
+fn read_response(mut stream: TcpStream) -> String {
     let mut response = String::new();
     stream.read_to_string(&mut response).unwrap();
     response
@@ -40,8 +40,8 @@ fn status_and_body(response: &str) -> (&str, &str) {
 }
 
 #[test]
-fn each_path_has_its_response() {
-    let address = server();
+fn server_responds_to_each_path() {
+    let address = start_server();
     let not_ready = "not ready: the kubeconfig is missing\n";
     for (request, status, body) in [
         ("GET /live HTTP/1.1", "200 OK", "alive\n"),
@@ -66,29 +66,29 @@ fn each_path_has_its_response() {
 }
 
 #[test]
-fn a_request_that_arrives_in_pieces_gets_a_response() {
-    let address = server();
+fn request_that_arrives_in_pieces_gets_a_response() {
+    let address = start_server();
     let mut stream = connect(address);
     for piece in ["GET /li", "ve HTTP/1.1\r", "\n\r", "\n"] {
         stream.write_all(piece.as_bytes()).unwrap();
         stream.flush().unwrap();
     }
-    assert_eq!(status_and_body(&response(stream)), ("200 OK", "alive\n"));
+    assert_eq!(status_and_body(&read_response(stream)), ("200 OK", "alive\n"));
 }
 
 #[test]
-fn a_request_that_is_too_large_is_rejected() {
-    let address = server();
+fn request_that_is_too_large_is_rejected() {
+    let address = start_server();
     let mut stream = connect(address);
     // The write may fail, because the server may respond and close before it has read the whole
     // request.
     let _ = stream.write_all(&vec![b'a'; REQUEST_LIMIT as usize + 1]);
-    assert_eq!(status_and_body(&response(stream)), ("400 Bad Request", ""));
+    assert_eq!(status_and_body(&read_response(stream)), ("400 Bad Request", ""));
 }
 
 #[test]
-fn any_number_of_silent_clients_do_not_delay_another_client() {
-    let address = server();
+fn silent_clients_do_not_delay_another_client() {
+    let address = start_server();
     let silent: Vec<TcpStream> = (0..3 * MAX_CLIENTS).map(|_| connect(address)).collect();
     let began = Instant::now();
     let response = exchange(address, "GET /live HTTP/1.1\r\n\r\n");
@@ -100,16 +100,16 @@ fn any_number_of_silent_clients_do_not_delay_another_client() {
 }
 
 #[test]
-fn a_silent_client_is_disconnected_after_the_timeout() {
-    let address = server();
+fn silent_client_is_disconnected_after_the_timeout() {
+    let address = start_server();
     let mut silent = connect(address);
     let mut rest = Vec::new();
     assert_eq!(silent.read_to_end(&mut rest).unwrap(), 0);
 }
 
 #[test]
-fn a_port_in_use_causes_no_fallback_to_ipv4() {
-    let first = listener("[::]:0".parse().unwrap()).unwrap();
-    let error = listener(first.local_addr().unwrap()).unwrap_err();
+fn listen_does_not_fall_back_to_ipv4_if_the_port_is_in_use() {
+    let first = listen("[::]:0".parse().unwrap()).unwrap();
+    let error = listen(first.local_addr().unwrap()).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
 }

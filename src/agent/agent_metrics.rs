@@ -64,7 +64,7 @@ impl AgentMetrics {
 
     pub fn render(&self, plugin: &PluginCalls) -> String {
         // The logger counts the dropped lines itself, so its count is copied before each rendering.
-        self.log_lines_dropped.inner().store(stderr::dropped(), Ordering::Relaxed);
+        self.log_lines_dropped.inner().store(stderr::dropped_line_count(), Ordering::Relaxed);
         openmetrics([&self.registry, &plugin.registry])
     }
 }

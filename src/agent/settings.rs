@@ -145,9 +145,9 @@ impl Settings {
         Ok(Settings {
             node: NodeSettings {
                 image_bin_dir: env.text_or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin").into(),
-                bin_dir: files::below(Path::new(&prefix), &join("/", &bin_dir)),
+                bin_dir: files::path_in_container(Path::new(&prefix), &join("/", &bin_dir)),
                 kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
-                net_dir: files::below(Path::new(&prefix), &join("/", &net_dir)),
+                net_dir: files::path_in_container(Path::new(&prefix), &join("/", &net_dir)),
                 mount_prefix: PathBuf::from(&prefix),
                 net_dir_on_node: join("/", &net_dir),
                 bin_dir_on_node: join("/", &bin_dir),
@@ -182,7 +182,7 @@ impl Settings {
             startup_taint: env.text("LINKERD_CNI_STARTUP_TAINT"),
             node_name: env.text("LINKERD_CNI_NODE_NAME"),
             // The message is upstream's, word for word, because users search for it.
-            log_level: log::level(&log_level)
+            log_level: log::parse_level(&log_level)
                 .map_err(|why| Error(format!("Cannot parse log-level '{log_level}': {why}")))?,
             log_format: parse_setting("LINKERD_CNI_LOG_FORMAT", &log_format, str::parse)?,
         })

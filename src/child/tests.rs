@@ -36,7 +36,7 @@ fn await_id(file: &Path) {
 }
 
 #[test]
-fn waiting_for_a_child_that_does_not_end_stops_at_the_deadline() {
+fn wait_stops_at_the_deadline_if_the_child_still_runs() {
     let mut child = shell("exec sleep 60", Path::new(""));
     let ended = wait(&mut child, Deadline::after(REAP_BUDGET)).unwrap();
     kill(&mut child);
@@ -44,7 +44,7 @@ fn waiting_for_a_child_that_does_not_end_stops_at_the_deadline() {
 }
 
 #[test]
-fn a_child_in_the_group_of_this_process_is_killed_alone() {
+fn child_in_the_group_of_this_process_is_killed_alone() {
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
     kill(&mut child);
     let status = wait(&mut child, Deadline::after(LONG)).unwrap().unwrap();

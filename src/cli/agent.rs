@@ -37,7 +37,7 @@ enum AgentCommand {
 
 pub fn main() -> ExitCode {
     log::report_panics();
-    let flags = Flags::parse_from(std::env::args().map(double_dash));
+    let flags = Flags::parse_from(std::env::args().map(to_double_dash));
     super::exit_code(run(flags))
 }
 
@@ -73,6 +73,6 @@ impl Flags {
 }
 
 /// Converts upstream's single-dash flags, such as `-log-level`, to `--log-level`.
-fn double_dash(argument: String) -> String {
+fn to_double_dash(argument: String) -> String {
     if argument.starts_with("-log-") { format!("-{argument}") } else { argument }
 }

@@ -21,7 +21,7 @@ use crate::deadline::Deadline;
 use crate::extension::kubectl::Kubectl;
 use crate::extension::parallel::in_parallel;
 use crate::extension::report::{self, Check, CheckResult, Format, Severity};
-use crate::extension::requests::{self, Api, AskedUntil};
+use crate::extension::requests::{self, Api, ApiUntil};
 use crate::extension::{bypass, checks, explain, facts};
 use crate::verdict::outcome::Outcome;
 use cluster::ClusterFlags;
@@ -118,7 +118,7 @@ pub fn main() -> ExitCode {
 /// report.
 fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let cluster = &flags.cluster;
-    let api = &Kubectl::new(cluster.kubectl());
+    let api = &Kubectl::new(cluster.kubectl_flags());
     match &flags.command {
         Command::ExtensionMetadata => {
             print(METADATA)?;
@@ -135,7 +135,7 @@ fn run(flags: &Flags) -> anyhow::Result<Outcome> {
             Ok(report::outcome(&results))
         }
         Command::Explain { pod, namespace, output } => {
-            let api = &connected(api)?;
+            let api = &connect_with_budget(api)?;
             let cni_namespace = facts::find_namespace(api, &cluster.cni_namespace);
             let explanation = explain::explain(api, &cni_namespace, namespace, pod)?;
             let text = if output == "json" {
@@ -147,7 +147,7 @@ fn run(flags: &Flags) -> anyhow::Result<Outcome> {
             Ok(explanation.outcome())
         }
         Command::Bypass { namespace, output } => {
-            let api = &connected(api)?;
+            let api = &connect_with_budget(api)?;
             let cni_namespace = facts::find_namespace(api, &cluster.cni_namespace);
             let report = bypass::fetch(api, &cni_namespace, namespace.as_deref())?;
             let text =
@@ -158,15 +158,15 @@ fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Returns the API for all requests of a report, which together may take [`REQUESTS_BUDGET`]. Fails
-/// if the API server cannot be reached.
-fn connected(api: &Kubectl) -> anyhow::Result<AskedUntil<'_>> {
-    connect(api).context("cannot query the Kubernetes API")?;
-    Ok(AskedUntil { api, end: Deadline::after(REQUESTS_BUDGET) })
+/// Connects to the API server, and bounds the time of all requests of a report together by
+/// [`REQUESTS_BUDGET`]. Fails if the API server cannot be reached.
+fn connect_with_budget(api: &Kubectl) -> anyhow::Result<ApiUntil<'_>> {
+    send_first_request(api).context("cannot query the Kubernetes API")?;
+    Ok(ApiUntil { api, end: Deadline::after(REQUESTS_BUDGET) })
 }
 
 /// Sends the first request, which shows whether the API server can be reached.
-fn connect(api: &Kubectl) -> Result<(), requests::Error> {
+fn send_first_request(api: &Kubectl) -> Result<(), requests::Error> {
     requests::get::<Value>(api, "/version").map(drop)
 }
 
@@ -175,7 +175,7 @@ fn connect(api: &Kubectl) -> Result<(), requests::Error> {
 fn check_contexts(cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<(String, Vec<Check>)> {
     let mut clusters = in_parallel(flags.contexts.clone(), |context| {
         let flag = format!("--context={context}");
-        let api = Kubectl::new([cluster.kubectl(), vec![flag]].concat());
+        let api = Kubectl::new([cluster.kubectl_flags(), vec![flag]].concat());
         (context, check_cluster(&api, cluster, flags))
     });
     clusters.sort_by_key(|(context, _)| flags.contexts.iter().position(|flag| flag == context));
@@ -185,39 +185,45 @@ fn check_contexts(cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<(String, Ve
 /// Runs the checks of one cluster. Repeats them while a failed check may succeed later, at most for
 /// the time of `--wait`.
 fn check_cluster(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
-    if let Err(error) = connect(api) {
-        return vec![reachable(Severity::Unknown.because(error.to_string()))];
+    if let Err(error) = send_first_request(api) {
+        return vec![connection_check(Severity::Unknown.fail(error.to_string()))];
     }
-    let end = Deadline::after(flags.wait.min(LONGEST_WAIT));
+    let end_of_wait = Deadline::after(flags.wait.min(LONGEST_WAIT));
     loop {
         show_progress("running the checks");
         let end_of_attempt = Deadline::after(REQUESTS_BUDGET);
-        let results = run_checks(&AskedUntil { api, end: end_of_attempt }, cluster, flags);
-        if !report::is_pending(&results) || end.has_passed() {
+        let results = run_checks(&ApiUntil { api, end: end_of_attempt }, cluster, flags);
+        if !report::is_pending(&results) || end_of_wait.has_passed() {
             show_progress("");
-            return [vec![reachable(Ok(()))], results].concat();
+            return [vec![connection_check(Ok(()))], results].concat();
         }
         show_progress("waiting for the rollout of the DaemonSet");
-        thread::sleep(RETRY_INTERVAL.min(end.remaining()));
+        thread::sleep(RETRY_INTERVAL.min(end_of_wait.remaining()));
     }
 }
 
-fn reachable(result: CheckResult) -> Check {
+/// Returns the check that the API server can be reached.
+fn connection_check(result: CheckResult) -> Check {
     Check::new("linkerd-cni", "kubernetes-api", "can query the Kubernetes API", result)
 }
 
 fn run_checks(api: &dyn Api, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
     if flags.pre {
-        return checks::before_install(api, &cluster.cni_namespace);
+        return checks::check_before_install(api, &cluster.cni_namespace);
     }
     let namespace = facts::find_namespace(api, &cluster.cni_namespace);
-    checks::installed(api, &namespace, cluster.linkerd_namespace(), Deadline::after(AGENTS_BUDGET))
+    checks::check_installed_chart(
+        api,
+        &namespace,
+        cluster.linkerd_namespace(),
+        Deadline::after(AGENTS_BUDGET),
+    )
 }
 
 /// Shows what runs, on a line of its own that the next call overwrites. Only on a terminal.
 fn show_progress(what: &str) {
     let mut stderr = io::stderr();
-    if stderr.is_terminal() && !is_dumb() {
+    if stderr.is_terminal() && !is_dumb_terminal() {
         // The terminal must not wrap a long line, because the next call overwrites only one line.
         let _ = write!(stderr, "\r\x1b[K\x1b[?7l{what}\x1b[?7h");
         let _ = stderr.flush();
@@ -226,11 +232,11 @@ fn show_progress(what: &str) {
 
 fn has_color() -> bool {
     let no_color = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    io::stdout().is_terminal() && !no_color && !is_dumb()
+    io::stdout().is_terminal() && !no_color && !is_dumb_terminal()
 }
 
 /// Whether the terminal shows no colors and cannot clear a line.
-fn is_dumb() -> bool {
+fn is_dumb_terminal() -> bool {
     env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
 
@@ -238,7 +244,7 @@ fn print(text: &str) -> anyhow::Result<()> {
     match write_to_stdout(text) {
         // A reader such as `head` closes the pipe once it has seen enough, which is no failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot write to stdout"),
+        result => result.context("cannot write to stdout"),
     }
 }
 
@@ -255,13 +261,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flags_of_linkerd_check_are_accepted() {
+    fn check_accepts_the_flags_of_linkerd_check() {
         Flags::command().debug_assert();
         let passed = "linkerd-cni check --context=kind --as-group=[] --kubeconfig=/k \
                       --verbose=false --linkerd-namespace=linkerd --namespace=web --proxy=false \
                       --wait=5m0s --output=json";
         let flags = Flags::try_parse_from(passed.split_whitespace()).unwrap();
-        assert_eq!(flags.cluster.kubectl(), ["--kubeconfig=/k", "--context=kind"]);
+        assert_eq!(flags.cluster.kubectl_flags(), ["--kubeconfig=/k", "--context=kind"]);
         let Command::Check(check) = flags.command else {
             panic!("not check");
         };

@@ -23,7 +23,7 @@ const TARGET: &str = "linkerd_cni_repair_controller";
 struct Args {
     /// Log level or tracing filter. In a filter, only the level for linkerd_cni_repair_controller
     /// applies
-    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = filter_level)]
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = parse_log_filter)]
     #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
     log_level: LevelFilter,
 
@@ -74,26 +74,26 @@ fn unset_if_empty(arg: Arg) -> Arg {
 /// For a filter, returns the level that applies to [`TARGET`]: the level with the longest prefix of
 /// that name, else the level without a name, else `error`. Rejects an unknown word: the word could
 /// be a module of upstream's controller, but is more likely a misspelt level.
-fn filter_level(filter: &str) -> Result<LevelFilter, String> {
+fn parse_log_filter(filter: &str) -> Result<LevelFilter, String> {
     let mut longest_prefix = "";
-    let mut chosen = LevelFilter::ERROR;
+    let mut level_of_target = LevelFilter::ERROR;
     for directive in filter.split(',').map(str::trim) {
         if directive.is_empty() {
             continue;
         }
         let (target, level) = match directive.split_once('=') {
-            Some((target, level)) => (target, log::level(level)?),
+            Some((target, level)) => (target, log::parse_level(level)?),
             None if directive == TARGET => (TARGET, LevelFilter::TRACE),
-            None => ("", log::level(directive)?),
+            None => ("", log::parse_level(directive)?),
         };
         // Ignore a span or field, as in `target[span{field}]=level`.
         let prefix = target.split('[').next().unwrap_or(target);
         if TARGET.starts_with(prefix) && prefix.len() >= longest_prefix.len() {
             longest_prefix = prefix;
-            chosen = level;
+            level_of_target = level;
         }
     }
-    Ok(chosen)
+    Ok(level_of_target)
 }
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_matching_log_filter_sets_the_level() {
+    fn longest_matching_log_filter_sets_the_level() {
         for (filter, expected) in [
             ("info", LevelFilter::INFO),
             ("DEBUG", LevelFilter::DEBUG),
@@ -118,14 +118,14 @@ mod tests {
             ("4", LevelFilter::DEBUG),
             ("linkerd_cni_repair_controller=2,5", LevelFilter::WARN),
         ] {
-            assert_eq!(filter_level(filter), Ok(expected), "{filter}");
+            assert_eq!(parse_log_filter(filter), Ok(expected), "{filter}");
         }
     }
 
     #[test]
-    fn an_unknown_level_is_an_error() {
+    fn unknown_log_level_is_rejected() {
         for filter in ["inof", "kube=loud,info", "6", "-1", "kube="] {
-            assert!(filter_level(filter).is_err(), "{filter:?}");
+            assert!(parse_log_filter(filter).is_err(), "{filter:?}");
         }
     }
 }

@@ -31,7 +31,8 @@ impl<'a> BorrowedObject<'a> {
     /// Returns the value of `key` if it is a string. `None` if the key is missing, or if its value
     /// is not a string.
     pub(super) fn string(&self, key: &str) -> Option<String> {
-        serde_json::from_str(self.get(key)?.get()).ok()
+        let value = self.get(key)?;
+        serde_json::from_str(value.get()).ok()
     }
 
     /// Returns the value of a plugin's `key` if it is a string. The case of the key does not

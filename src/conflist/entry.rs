@@ -43,13 +43,13 @@ impl Entry {
         &self.text
     }
 
-    /// Returns whether `found`, the text of a plugin entry in a network config, is this entry. Only
+    /// Returns whether `text`, the text of a plugin entry in a network config, is this entry. Only
     /// the JSON values are compared unless `is_exact` is set. So a network config that another
     /// program has reformatted is not rewritten.
-    pub fn matches(&self, found: &str) -> bool {
-        match serde_json::from_str::<Value>(found) {
+    pub fn matches(&self, text: &str) -> bool {
+        match serde_json::from_str::<Value>(text) {
             Ok(value) if value == self.value => {
-                !self.is_exact || unindented_lines(found).eq(unindented_lines(&self.text))
+                !self.is_exact || unindented_lines(text).eq(unindented_lines(&self.text))
             }
             _ => false,
         }
@@ -64,7 +64,7 @@ impl Entry {
             && config.is_ok_and(|config| Config::read(&config).is_ok())
     }
 
-    /// Returns whether upstream's agent or a person may have written the plugin entry `found`, and
+    /// Returns whether upstream's agent or a person may have written the plugin entry `text`, and
     /// not an agent of this project.
     ///
     /// Only this project's chart sets the key `agent-namespace`, so an entry with that key is this
@@ -75,15 +75,15 @@ impl Entry {
     /// An entry with the value of this one, but another text, is foreign despite the key: the
     /// container of an upstream agent has restarted during the upgrade, and reads the ConfigMap of
     /// this release.
-    pub fn is_foreign(&self, found: &str) -> bool {
-        if self.matches(found) {
+    pub fn is_foreign(&self, text: &str) -> bool {
+        if self.matches(text) {
             return false;
         }
-        let found: Value = serde_json::from_str(found).unwrap_or_default();
-        if found == self.value {
+        let value: Value = serde_json::from_str(text).unwrap_or_default();
+        if value == self.value {
             return true;
         }
-        !has_agent_namespace(&found) && (self.is_exact || has_agent_namespace(&self.value))
+        !has_agent_namespace(&value) && (self.is_exact || has_agent_namespace(&self.value))
     }
 
     /// Renders a standalone `.conf`: the template, with defaults for a missing `cniVersion` and a
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standalone_config_has_a_name_a_version_and_the_whole_template() {
+    fn standalone_config_has_a_name_a_version_and_the_whole_template() {
         assert_eq!(
             standalone_conf(r#"{"type":"linkerd-cni","linkerd":{"a":1}}"#),
             json!({
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standalone_conflist_has_the_template_as_its_only_plugin() {
+    fn standalone_conflist_has_the_template_as_its_only_plugin() {
         let entry = Entry::new("{\n  \"type\": \"linkerd-cni\"\n}", "").unwrap();
         let conflist: Value = serde_json::from_str(&entry.standalone_conflist()).unwrap();
         assert_eq!(
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exact_entry_does_not_match_an_equal_entry_in_another_format() {
+    fn exact_entry_does_not_match_an_equal_entry_in_another_format() {
         let mut entry = Entry::new("{\n  \"type\": \"linkerd-cni\",\n  \"a\": [1]\n}", "").unwrap();
         let spliced = entry.text().replace('\n', "\n    ");
         let formatted = "{\n  \"a\": [1],\n  \"type\": \"linkerd-cni\"\n}";

@@ -120,9 +120,9 @@ pub struct Content {
 /// first valid one in this order. Leaves out the agent's own kubeconfig, the file
 /// `kubeconfig_name`: its name may end in `.json`, too.
 pub fn scan(dir: &Path, kubeconfig_name: &str) -> Result<Vec<ConfigFile>, files::Error> {
-    let mut found = scan_with_backups(dir, kubeconfig_name)?;
-    found.retain(|file| !file.is_renamed());
-    Ok(found)
+    let mut configs = scan_with_backups(dir, kubeconfig_name)?;
+    configs.retain(|file| !file.is_renamed());
+    Ok(configs)
 }
 
 /// Reads what [`scan`] reads, and also the network configs that Cilium has renamed. No runtime
@@ -132,7 +132,7 @@ pub fn scan_with_backups(
     dir: &Path,
     kubeconfig_name: &str,
 ) -> Result<Vec<ConfigFile>, files::Error> {
-    let mut found = Vec::new();
+    let mut configs = Vec::new();
     for name in files::file_names(dir)? {
         if name == kubeconfig_name {
             continue;
@@ -148,9 +148,9 @@ pub fn scan_with_backups(
             Ok(None) => continue,
             Err(unreadable) => Err(unreadable),
         };
-        found.push(ConfigFile { name, kind, content });
+        configs.push(ConfigFile { name, kind, content });
     }
-    Ok(found)
+    Ok(configs)
 }
 
 /// Returns whether a runtime that loads a network config with this `text` may call the plugin.
@@ -193,7 +193,7 @@ pub fn may_name_plugin(file: &ConfigFile) -> bool {
 }
 
 /// Returns the files in `dir` from which libcni takes the plugins of a conflist.
-fn fragments_in(dir: &Path) -> Vec<PathBuf> {
+fn list_fragments(dir: &Path) -> Vec<PathBuf> {
     let mut names = files::file_names(dir).unwrap_or_default();
     names.retain(|name| ConfigKind::from_file_name(name) == Some(ConfigKind::Conf));
     names.iter().map(|name| dir.join(name)).collect()
@@ -211,7 +211,7 @@ fn fragment_may_name_plugin(path: &Path) -> bool {
 /// Returns whether the symbolic link at `path` may lead to a file of the node that is not mounted
 /// in this container. With an absolute `target` it always may: on the node, the path starts at the
 /// root directory of the node, not at that of this container.
-fn leads_out(path: &Path, target: &Path) -> bool {
+fn leads_out_of_mount(path: &Path, target: &Path) -> bool {
     let goes_up = target.components().any(|part| part == Component::ParentDir);
     target.is_absolute() || goes_up && !path.exists()
 }
@@ -225,7 +225,7 @@ fn split_backup_suffix(name: &str) -> (&str, &str) {
 
 /// Describes a network config whose bytes are not UTF-8. A runtime may load it nevertheless: Go's
 /// decoder accepts invalid bytes inside strings, and replaces them as `from_utf8_lossy` does.
-fn not_utf8(bytes: &[u8]) -> Unreadable {
+fn describe_non_utf8(bytes: &[u8]) -> Unreadable {
     let text = String::from_utf8_lossy(bytes);
     let is_json = serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok();
     Unreadable {
@@ -241,7 +241,10 @@ fn read_content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Conte
     let Some(metadata) = files::metadata(path)? else {
         return Ok(None);
     };
-    let link = if metadata.is_symlink() { Some(read_link(path)?) } else { None };
+    let mut link = None;
+    if metadata.is_symlink() {
+        link = Some(read_link(path)?);
+    }
     let (bytes, access) = match files::read(path) {
         Ok(bytes_and_access) => bytes_and_access,
         Err(error) if error.is_missing() && link.is_some() => {
@@ -256,7 +259,7 @@ fn read_content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Conte
     };
     let text = match String::from_utf8(bytes) {
         Ok(text) => text,
-        Err(error) => return Err(not_utf8(error.as_bytes())),
+        Err(error) => return Err(describe_non_utf8(error.as_bytes())),
     };
     if kind == ConfigKind::Conflist {
         check_fragments(dir, &text)?;
@@ -267,7 +270,7 @@ fn read_content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Conte
 /// Returns the target of a symbolic link. Fails if the link leads out of the mounted directory.
 fn read_link(path: &Path) -> Result<PathBuf, Unreadable> {
     let target = files::link_target(path)?;
-    if leads_out(path, &target) {
+    if leads_out_of_mount(path, &target) {
         let target = target.display();
         return Err(Unreadable {
             why: format!("is a symbolic link out of the mounted directory, to {target}"),
@@ -287,7 +290,7 @@ fn check_fragments(dir: &Path, text: &str) -> Result<(), Unreadable> {
     let Some(name) = conflist.fragments_dir() else {
         return Ok(());
     };
-    let fragments = fragments_in(&dir.join(&name));
+    let fragments = list_fragments(&dir.join(&name));
     if fragments.is_empty() {
         return Ok(());
     }
@@ -346,35 +349,39 @@ mod tests {
             ("/etc/passwd", true),
         ] {
             std::os::unix::fs::symlink(target, &link).unwrap();
-            assert_eq!(leads_out(&link, Path::new(target)), expected, "{target}");
+            assert_eq!(leads_out_of_mount(&link, Path::new(target)), expected, "{target}");
             std::fs::remove_file(&link).unwrap();
         }
     }
 
     #[test]
     fn invalid_utf_8_is_accepted_only_inside_strings_as_in_go() {
-        assert_eq!(not_utf8(b"{\"a\":\"\xff\"}").runtime, RuntimeReaction::MayLoad);
+        assert_eq!(describe_non_utf8(b"{\"a\":\"\xff\"}").runtime, RuntimeReaction::MayLoad);
         for invalid in
             [&b"{\"a\":\xff}"[..], b"\xff{}", b"\xff\xfe", b"\xef\xbb\xbf{\"a\":\"\xff\"}"]
         {
-            assert_eq!(not_utf8(invalid).runtime, RuntimeReaction::FailsToLoad, "{invalid:?}");
+            assert_eq!(
+                describe_non_utf8(invalid).runtime,
+                RuntimeReaction::FailsToLoad,
+                "{invalid:?}"
+            );
         }
     }
 
     #[test]
-    fn a_file_that_is_not_utf8_names_the_plugin_if_go_finds_its_type() {
+    fn file_that_is_not_utf8_names_the_plugin_if_go_finds_its_type() {
         for (bytes, may_name_plugin) in [
             (&b"{\"x\":\"\xe9\",\"plugins\":[{\"type\":\"linkerd-cni\"}]}"[..], true),
             (b"{\"x\":\"\xe9\",\"plugins\":[{\"type\":\"portmap\"}]}", false),
             // The text is half written and ends within a character, so the plugin's name is enough.
             (b"{\"plugins\":[{\"type\":\"linkerd-cni\",\"x\":\"\xc3", true),
         ] {
-            assert_eq!(not_utf8(bytes).may_name_plugin, may_name_plugin, "{bytes:?}");
+            assert_eq!(describe_non_utf8(bytes).may_name_plugin, may_name_plugin, "{bytes:?}");
         }
     }
 
     #[test]
-    fn the_plugin_is_found_at_any_depth_and_in_half_written_text() {
+    fn plugin_is_found_at_any_depth_and_in_half_written_text() {
         for (name, row) in rows_of::<CallRow>(TABLES, "calls") {
             assert_eq!(may_call_plugin(&row.text), row.may_call_plugin, "{name}");
         }

@@ -1,4 +1,4 @@
-//! Plans which network configs to write, and how. Pure.
+//! Plans which network configs to write, and how.
 //!
 //! [`chain()`] decides which files get the plugin entry. [`called_config`] finds the network config
 //! whose plugins the runtime calls.

@@ -102,19 +102,19 @@ impl SavedState {
                 // Errors that are not I/O errors say that no such file can be a saved state: it is
                 // a directory, for example, or too large.
                 let is_damaged = !matches!(error, files::Error::Io { .. });
-                let unusable = SavedState::unusable(&path, &error.without_path());
-                return SavedState { is_damaged, ..unusable };
+                return SavedState::unusable_state(&path, &error.without_path(), is_damaged);
             }
         };
         match serde_json::from_slice(&bytes) {
             Ok(saved) => saved,
-            Err(_) => SavedState { is_damaged: true, ..SavedState::unusable(&path, "is damaged") },
+            Err(_) => SavedState::unusable_state(&path, "is damaged", true),
         }
     }
 
-    fn unusable(path: &Path, why: &str) -> SavedState {
-        let unusable = Some(format!("{} {why}", path.display()));
-        SavedState { unusable, ..SavedState::default() }
+    /// Returns an empty saved state in place of the file at `path`, which cannot be used.
+    fn unusable_state(path: &Path, reason: &str, is_damaged: bool) -> SavedState {
+        let unusable = Some(format!("{} {reason}", path.display()));
+        SavedState { unusable, is_damaged, ..SavedState::default() }
     }
 
     /// Writes the saved state to `dir`, readable only for root, because a network config can hold
@@ -144,7 +144,7 @@ impl SavedState {
     }
 
     /// Renames a damaged file to [`DAMAGED`], so that a new saved state can be written.
-    pub fn keep_damaged(&mut self, dir: &Path) -> Result<(), files::Error> {
+    pub fn rename_damaged_file(&mut self, dir: &Path) -> Result<(), files::Error> {
         files::rename(&dir.join(NAME), &dir.join(DAMAGED))?;
         self.unusable = None;
         Ok(())
@@ -185,7 +185,7 @@ mod tests {
     );
 
     #[test]
-    fn the_file_format_is_stable() {
+    fn saved_state_is_read_and_written_in_the_same_format() {
         let saved: SavedState = serde_json::from_str(STATE).unwrap();
         assert_eq!(serde_json::to_string(&saved).unwrap(), STATE);
     }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_about_the_saved_state_names_its_path_once() {
+    fn error_about_the_saved_state_names_its_path_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
         std::fs::create_dir(&path).unwrap();

@@ -71,7 +71,10 @@ impl<'a> Conflist<'a> {
     /// Parses any conflist, also one that is empty or calls only linkerd-cni.
     pub fn parse_any(text: &'a str) -> Result<Conflist<'a>, Error> {
         let conflist = Conflist::parse_or_standalone(text)?;
-        if conflist.array_start.is_some() { Ok(conflist) } else { Err(Error::NoPlugins) }
+        if conflist.array_start.is_none() {
+            return Err(Error::NoPlugins);
+        }
+        Ok(conflist)
     }
 
     /// Parses any conflist, or a standalone config, whose only plugin is the whole object. An
@@ -134,7 +137,7 @@ impl<'a> Conflist<'a> {
     /// plugins may also follow the entry. If it had to be the last one, this agent and an installer
     /// that appends its own plugin would rewrite the conflist in turn forever.
     pub fn has_entry(&self, entry: &Entry) -> bool {
-        self.only_entry().is_some_and(|found| entry.matches(found.text))
+        self.only_entry().is_some_and(|present| entry.matches(present.text))
     }
 
     /// Returns the plugin entry, if there is only one and another plugin runs before it.
@@ -153,9 +156,9 @@ impl<'a> Conflist<'a> {
         self.cut_entries(|_| true).text
     }
 
-    /// Returns the text without the plugin entries for which `is_cut` returns true.
-    pub fn without_entries(&self, is_cut: impl Fn(&str) -> bool) -> String {
-        self.cut_entries(is_cut).text
+    /// Returns the text without the plugin entries for which `is_unwanted` returns true.
+    pub fn without_entries(&self, is_unwanted: impl Fn(&str) -> bool) -> String {
+        self.cut_entries(is_unwanted).text
     }
 
     /// Returns the text with `entry` as the only plugin entry. If the present entry is the only one
@@ -191,10 +194,10 @@ impl<'a> Conflist<'a> {
         &self.text[array_start + 1..byte_range(self.text, first.text).start]
     }
 
-    /// Cuts the plugin entries for which `is_cut` returns true out of the text. An entry is cut
-    /// together with the separator before it. An entry before all other plugins is cut together
+    /// Cuts the plugin entries for which `is_unwanted` returns true out of the text. An entry is
+    /// cut together with the separator before it. An entry before all other plugins is cut together
     /// with the separator after it.
-    fn cut_entries(&self, is_cut: impl Fn(&str) -> bool) -> Unchained {
+    fn cut_entries(&self, is_unwanted: impl Fn(&str) -> bool) -> Unchained {
         let Some(first) = self.plugins.first() else {
             return Unchained { text: self.text.to_owned(), plugins_end: self.text.len() };
         };
@@ -206,9 +209,10 @@ impl<'a> Conflist<'a> {
         let mut previous_end = first_start;
         for plugin in &self.plugins {
             let range = byte_range(self.text, plugin.text);
-            if !(plugin.is_plugin_entry() && is_cut(plugin.text)) {
-                let from = if has_plugin { previous_end } else { range.start };
-                text.push_str(&self.text[from..range.end]);
+            let is_kept = !plugin.is_plugin_entry() || !is_unwanted(plugin.text);
+            if is_kept {
+                let start = if has_plugin { previous_end } else { range.start };
+                text.push_str(&self.text[start..range.end]);
                 plugins_end = text.len();
                 has_plugin = true;
             }

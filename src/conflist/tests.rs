@@ -54,7 +54,7 @@ fn unchaining_restores_real_conflists_byte_for_byte() {
 }
 
 #[test]
-fn an_entry_of_several_lines_is_indented_beside_plugins_on_one_line() {
+fn entry_of_several_lines_is_indented_beside_plugins_on_one_line() {
     let text = "{\n  \"name\": \"n\",\n  \"plugins\": [\n    {\"type\": \"a\"}\n  ]\n}\n";
     let small = Entry::new("{\n  \"type\": \"linkerd-cni\"\n}\n", "").unwrap();
     assert_eq!(
@@ -71,7 +71,7 @@ fn append_istio(text: &str) -> String {
 }
 
 #[test]
-fn a_plugin_that_another_installer_appends_behind_the_entry_is_kept() {
+fn plugin_after_the_plugin_entry_is_kept() {
     for (_, original) in corpus() {
         let chained_text = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
         let appended = append_istio(&chained_text);
@@ -110,7 +110,7 @@ fn invalid_texts(table: &str) -> impl Iterator<Item = (RowName, InvalidText)> {
 }
 
 #[test]
-fn an_invalid_text_is_rejected_with_the_reason() {
+fn invalid_network_config_is_rejected_with_the_reason() {
     for (name, row) in invalid_texts("conflist") {
         let error = Conflist::parse_chainable(&row.text).unwrap_err();
         assert_eq!(error.to_string(), row.error, "{name}");
@@ -137,7 +137,7 @@ fn deep_nesting_is_parsed_without_recursion() {
 }
 
 #[test]
-fn a_conf_wrapped_in_a_conflist_keeps_name_version_and_bytes() {
+fn wrapped_conf_keeps_name_version_and_bytes() {
     let conf =
         "{\"cniVersion\": \"0.4.0\",\n \"type\": \"calico\", \"big\": 1e3, \"name\": \"n\"}\n";
     let wrapped = wrap(conf).unwrap();
@@ -166,7 +166,7 @@ fn every_placeholder_is_replaced_with_the_kubeconfig_path() {
 const ENTRY: &str = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "n": 1e3}"#;
 
 #[test]
-fn the_plugin_entry_is_found_in_a_conflist_and_in_a_standalone_config() {
+fn plugin_entry_is_found_in_a_conflist_and_in_a_standalone_config() {
     let conflist = format!(
         r#"{{"name": "net", "cniVersion": "1.0.0", "plugins": [{{"type": "bridge"}}, {ENTRY}]}}"#
     );
@@ -188,7 +188,7 @@ fn the_plugin_entry_is_found_in_a_conflist_and_in_a_standalone_config() {
 }
 
 #[test]
-fn a_network_config_without_the_plugin_has_no_entry() {
+fn network_config_without_the_plugin_has_no_entry() {
     for (text, types) in [
         ("", &[][..]),
         ("[]", &[]),

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::objects::{AGENT_CONTAINER, admin_port, condition, event_text, items, text};
+use super::objects::{AGENT_CONTAINER, admin_port, event_text, find_condition, items, text};
 use super::parallel::in_parallel;
 use super::requests::{Api, Error, decode, get_list};
 use crate::agent::status_body::StatusBody;
@@ -51,44 +51,46 @@ impl Agent {
         !newest.is_empty() && self.pod["metadata"]["labels"]["pod-template-generation"] == newest
     }
 
-    /// Returns why the pod is not ready; `None` if the pod is ready. The agent's own reason comes
-    /// first, then what the pod's containers, conditions and Events say: the pod also has the
-    /// container of the repair controller, of which the agent knows nothing.
-    pub fn not_ready(&self, events: &[Value]) -> Option<String> {
+    /// Returns why the pod is not ready. `None` if the pod is ready. The agent's own reason comes
+    /// first, then what the pod's containers, conditions and Events say. These are needed because
+    /// the agent knows nothing of the repair controller, whose container is in the same pod.
+    pub fn unready_reason(&self, events: &[Value]) -> Option<String> {
         if let Some(body) = self.body()
-            && let Some(why) = &body.not_ready
+            && let Some(reason) = &body.not_ready
         {
-            return Some(why.clone());
+            return Some(reason.clone());
         }
-        if let Some(why) = self.waiting_container(events) {
-            return Some(why);
+        if let Some(reason) = self.waiting_reason(events) {
+            return Some(reason);
         }
         let status = &self.pod["status"];
-        if let Some(unscheduled) = condition(status, "PodScheduled", "False") {
-            return Some(format!("not scheduled: {}", text(&unscheduled["message"])));
+        if let Some(condition) = find_condition(status, "PodScheduled", "False") {
+            return Some(format!("not scheduled: {}", text(&condition["message"])));
         }
         if is_ready(&self.pod) {
             return None;
         }
-        if let Some(why) = self.unready_container() {
-            return Some(why);
+        if let Some(reason) = self.unready_container_reason() {
+            return Some(reason);
         }
         match self.status_error() {
-            Some(why) => Some(format!("its /status cannot be read: {why}")),
+            Some(error) => Some(format!("its /status cannot be read: {error}")),
             None => Some("its readiness probe fails".to_owned()),
         }
     }
 
     /// Returns the statuses of all containers, in the order in which they start.
-    fn containers(&self) -> impl Iterator<Item = &Value> {
+    fn container_statuses(&self) -> impl Iterator<Item = &Value> {
         let status = &self.pod["status"];
         items(&status["initContainerStatuses"]).chain(items(&status["containerStatuses"]))
     }
 
-    /// Returns which container waits, and why: from its state, else from an Event on the pod.
-    fn waiting_container(&self, events: &[Value]) -> Option<String> {
-        let container =
-            self.containers().find(|container| container["state"]["waiting"].is_object())?;
+    /// Names the first waiting container, and says why it waits: from its state, or else from an
+    /// Event on the pod.
+    fn waiting_reason(&self, events: &[Value]) -> Option<String> {
+        let container = self
+            .container_statuses()
+            .find(|container| container["state"]["waiting"].is_object())?;
         let name = text(&container["name"]);
         let waiting = &container["state"]["waiting"];
         let reason = text(&waiting["reason"]);
@@ -96,15 +98,15 @@ impl Agent {
         if !message.is_empty() {
             return Some(format!("container {name}: {reason}: {message}"));
         }
-        match self.failed_event(events) {
+        match self.find_failure_event(events) {
             Some(event) => Some(format!("container {name}: {reason}: {}", event_text(event))),
             None => Some(format!("container {name}: {reason}")),
         }
     }
 
-    /// Returns the first container that is not ready. Leaves out the agent's container, because its
-    /// `/status` says more.
-    fn unready_container(&self) -> Option<String> {
+    /// Describes the first container that is not ready. Leaves out the agent's container, because
+    /// its `/status` says more.
+    fn unready_container_reason(&self) -> Option<String> {
         let container = items(&self.pod["status"]["containerStatuses"]).find(|container| {
             container["ready"] == false && container["name"] != AGENT_CONTAINER
         })?;
@@ -119,7 +121,7 @@ impl Agent {
 
     /// Returns the newest Event on the pod that says why a container cannot start. Leaves out
     /// Warning Events such as MissingClusterDNS, which do not keep a container from starting.
-    fn failed_event<'e>(&self, events: &'e [Value]) -> Option<&'e Value> {
+    fn find_failure_event<'e>(&self, events: &'e [Value]) -> Option<&'e Value> {
         events.iter().rev().find(|event| {
             event["involvedObject"]["uid"] == self.pod["metadata"]["uid"]
                 && text(&event["reason"]).starts_with("Failed")
@@ -129,7 +131,7 @@ impl Agent {
 
 /// Lists the agents' pods, then asks the agents for their state until `end`, several at a time.
 pub fn ask_agents(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Vec<Agent>, Error> {
-    let pods = agent_pods(api, namespace)?;
+    let pods = list_agent_pods(api, namespace)?;
     let mut agents = in_parallel(pods, |pod| ask_agent(api, namespace, pod, end));
     agents.sort_by_cached_key(|agent| (agent.node().to_owned(), agent.name().to_owned()));
     Ok(agents)
@@ -137,7 +139,7 @@ pub fn ask_agents(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Vec<A
 
 /// Lists the agents' pods. The pods that are not ready come first, so that their agents are asked
 /// before the time is up.
-fn agent_pods(api: &dyn Api, namespace: &str) -> Result<Vec<Value>, Error> {
+fn list_agent_pods(api: &dyn Api, namespace: &str) -> Result<Vec<Value>, Error> {
     let mut pods = get_list(api, &format!("/api/v1/namespaces/{namespace}/pods"), SELECTOR)?;
     pods.sort_by_key(is_ready);
     Ok(pods)
@@ -167,7 +169,7 @@ fn read_status(api: &dyn Api, path: &str) -> Result<(StatusBody, Vec<String>), E
 }
 
 pub fn is_ready(pod: &Value) -> bool {
-    condition(&pod["status"], "Ready", "True").is_some()
+    find_condition(&pod["status"], "Ready", "True").is_some()
 }
 
 #[cfg(test)]
@@ -180,16 +182,16 @@ mod tests {
     use crate::extension::fake::{AGENTS, Cluster, Recorded};
 
     #[test]
-    fn agents_that_are_not_ready_are_asked_first() {
+    fn unready_agents_are_asked_first() {
         let mut cluster = Cluster::healthy();
         cluster.set(AGENTS, "/items/1/status", json!({}));
-        let pods = agent_pods(&cluster, "linkerd-cni").unwrap();
+        let pods = list_agent_pods(&cluster, "linkerd-cni").unwrap();
         let names = pods.iter().map(|pod| &pod["metadata"]["name"]);
         assert_eq!(names.collect::<Vec<_>>(), ["linkerd-cni-2", "linkerd-cni-1"]);
     }
 
     #[test]
-    fn after_the_deadline_no_agent_is_asked() {
+    fn no_agent_is_asked_after_the_deadline() {
         let api = Recorded::new(Cluster::healthy());
         let agents = ask_agents(&api, "linkerd-cni", Deadline::after(Duration::ZERO)).unwrap();
         assert_eq!(api.count("/status"), 0);

@@ -7,7 +7,7 @@ mod tests;
 
 use super::cached_lookup::CachedLookup;
 use super::examined_pod::{ExaminedPod, examine};
-use super::facts::readable;
+use super::facts::require_readable;
 use super::release::Release;
 use super::report::{Problem, Severity};
 use super::requests::{Api, for_each_item};
@@ -40,12 +40,12 @@ struct ReportedPod {
 }
 
 impl BypassReport {
-    /// Returns the worst outcome of all pods, which is right if no traffic bypasses a proxy,
-    /// besides the traffic that bypasses every proxy. With pods with `linkerd-init`, the outcome is
-    /// unknown or worse, because such pods are not examined.
+    /// Returns the worst outcome of all pods. The outcome is right if no traffic bypasses a proxy,
+    /// apart from the traffic that bypasses every proxy. If a pod has `linkerd-init`, the outcome
+    /// is unknown or worse, because such pods are not examined.
     pub fn outcome(&self) -> Outcome {
-        let of_pods = Outcome::worst(self.pods.iter().map(ReportedPod::outcome));
-        if self.with_init > 0 { of_pods.max(Outcome::Unknown) } else { of_pods }
+        let worst = Outcome::worst(self.pods.iter().map(ReportedPod::outcome));
+        if self.with_init > 0 { worst.max(Outcome::Unknown) } else { worst }
     }
 
     /// Returns the number of pods with this outcome.
@@ -70,7 +70,7 @@ pub fn fetch(
     if let Some(text) = namespace
         && !is_name(text)
     {
-        return Severity::Error.because(format!("{} is not the name of a namespace", quote(text)));
+        return Severity::Error.fail(format!("{} is not the name of a namespace", quote(text)));
     }
     let release = Release::read(api, cni_namespace)?;
     let parent = match namespace {
@@ -85,7 +85,7 @@ pub fn fetch(
             add_pod(&mut report, pod, &release, &rules, &mut lookup);
         }
     });
-    readable(&pods, "the pods")?;
+    require_readable(&pods, "the pods")?;
     Ok(report)
 }
 
@@ -97,8 +97,9 @@ fn add_pod(
     rules: &RulesNow,
     lookup: &mut CachedLookup<'_>,
 ) {
-    let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
-    let pod_rules = rules.of(&pod);
+    let namespace = pod.metadata.namespace.clone();
+    let name = pod.metadata.name.clone();
+    let pod_rules = rules.pod_rules(&pod);
     let examined = examine(release, pod, lookup);
     match examined.unmeshed {
         None => {
@@ -110,8 +111,8 @@ fn add_pod(
     }
 }
 
-/// Returns the paths of a meshed pod around the proxy. `rules` are left out if the plugin installs
-/// none in the pod, because then none can be missing.
+/// Returns the paths of a meshed pod around the proxy. Ignores `rules` if the plugin installs none
+/// in the pod, because then none can be missing.
 fn reported_paths(pod: ExaminedPod, rules: PodRules) -> Vec<BypassPath> {
     let mut paths = pod.paths;
     if let Verdict::NotCalled(_) | Verdict::Skipped(_) = pod.verdict {
@@ -120,7 +121,7 @@ fn reported_paths(pod: ExaminedPod, rules: PodRules) -> Vec<BypassPath> {
     match rules {
         PodRules::NotReported => {}
         PodRules::Missing(note) => paths.push(BypassPath::new(Reason::RulesMissing, note)),
-        PodRules::Unknown(why) => paths.push(BypassPath::new(Reason::RulesUnknown, why)),
+        PodRules::Unknown(reason) => paths.push(BypassPath::new(Reason::RulesUnknown, reason)),
     }
     paths
 }

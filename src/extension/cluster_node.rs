@@ -1,9 +1,9 @@
-//! A node of the cluster, and what its kubelet reports. Pure.
+//! A node of the cluster, and what its kubelet reports.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::objects::{condition, text};
+use super::objects::{find_condition, text};
 use crate::kube::scheduling::Node;
 
 /// Part of the message with which a kubelet reports that the container runtime has no usable
@@ -38,19 +38,19 @@ impl ClusterNode {
 
     pub fn state(&self) -> NodeState {
         let status = &self.status;
-        if condition(status, "Ready", "True").is_some() {
+        if find_condition(status, "Ready", "True").is_some() {
             return NodeState::Ready;
         }
-        if let Some(failed) = condition(status, "Ready", "False") {
-            let why = text(&failed["message"]).to_owned();
-            if why.contains(NO_NETWORK) {
-                return NodeState::NoNetwork(why);
+        if let Some(failed) = find_condition(status, "Ready", "False") {
+            let reason = text(&failed["message"]).to_owned();
+            if reason.contains(NO_NETWORK) {
+                return NodeState::NoNetwork(reason);
             }
-            return NodeState::NotReady(why);
+            return NodeState::NotReady(reason);
         }
         // The controller manager sets `Unknown` when the kubelet no longer reports. A new node has
         // no condition yet.
-        match condition(status, "Ready", "Unknown") {
+        match find_condition(status, "Ready", "Unknown") {
             Some(unknown) => NodeState::NotReady(text(&unknown["message"]).to_owned()),
             None => NodeState::NotReady("its kubelet has not reported yet".to_owned()),
         }

@@ -48,45 +48,50 @@ impl ExaminedPod {
     }
 }
 
-/// Decides as ADD does when ADD knows the pod's containers. If the user cannot read an object on
-/// which the decision depends, the verdict is [`Verdict::Undecided`]. Looks up no other object if
-/// the pod's network, name or containers already decide.
+/// Decides what the plugin does with the pod, as ADD does when ADD knows the pod's containers. If
+/// the user cannot read an object on which the decision depends, the verdict is
+/// [`Verdict::Undecided`]. Looks up no other object if the pod's network, name or containers
+/// already decide.
 pub fn examine(release: &Release, object: Pod, lookup: &mut impl ClusterLookup) -> ExaminedPod {
     let config = &release.config;
     let pod = PodRef::from(&object.metadata);
     let observed = Observed::read(&object);
-    let call = Call::of(release, &object);
+    let call = Call::from_release(release, &object);
     let facts = match object_facts(object) {
         Ok(facts) => facts,
         Err(problem) => {
-            let why = pod_error(problem, &pod).msg;
-            let paths = vec![unknown_path(&why)];
-            return ExaminedPod { unmeshed: None, verdict: Verdict::Undecided(why), paths };
+            let reason = pod_error(problem, &pod).msg;
+            let paths = vec![unknown_path(&reason)];
+            return ExaminedPod { unmeshed: None, verdict: Verdict::Undecided(reason), paths };
         }
     };
     let view = match (&call, &facts) {
-        (Call::None(why), _) => PodView::NotCalled(*why),
+        (Call::None(reason), _) => PodView::NotCalled(*reason),
         (_, Decision::Skip(reason)) => PodView::Skip(*reason),
         (_, Decision::Redirect(_)) => PodView::Incomplete,
     };
-    let early = verdict(config, &pod, view);
-    let known = match facts {
-        Decision::Skip(reason) => return ExaminedPod::unmeshed(reason, early),
-        Decision::Redirect(known) => known,
+    let object_verdict = verdict(config, &pod, view);
+    let object_facts = match facts {
+        Decision::Skip(reason) => return ExaminedPod::unmeshed(reason, object_verdict),
+        Decision::Redirect(object_facts) => object_facts,
     };
-    let decided = match (early, call) {
-        (Verdict::Undecided(_), Call::Unknown(why)) => Err(why),
-        (Verdict::Undecided(_), _) => read_facts(&known, &pod, lookup),
-        (decided, _) => return with_paths(release, decided, &known, &known.facts, &observed),
+    if !matches!(object_verdict, Verdict::Undecided(_)) {
+        // The object alone decides, so no other object is read.
+        let facts = &object_facts.facts;
+        return add_paths(release, object_verdict, &object_facts, facts, &observed);
+    }
+    let complete_facts = match call {
+        Call::Unknown(reason) => Err(reason),
+        Call::Yes | Call::None(_) => read_facts(&object_facts, &pod, lookup),
     };
-    match decided {
+    match complete_facts {
         Ok(facts) => {
             let verdict = verdict(config, &pod, PodView::Complete(&facts));
-            with_paths(release, verdict, &known, &facts, &observed)
+            add_paths(release, verdict, &object_facts, &facts, &observed)
         }
-        Err(why) => {
-            let verdict = Verdict::Undecided(why);
-            with_paths(release, verdict, &known, &known.facts, &observed)
+        Err(reason) => {
+            let verdict = Verdict::Undecided(reason);
+            add_paths(release, verdict, &object_facts, &object_facts.facts, &observed)
         }
     }
 }
@@ -99,7 +104,7 @@ enum Call {
 }
 
 impl Call {
-    fn of(release: &Release, pod: &Pod) -> Call {
+    fn from_release(release: &Release, pod: &Pod) -> Call {
         if pod.spec.host_network {
             return Call::None(NotCalled::HostNetwork);
         }
@@ -109,7 +114,7 @@ impl Call {
         match &release.called_for {
             CalledFor::EveryPod => Call::Yes,
             CalledFor::AttachedPods => Call::None(NotCalled::NotAttached),
-            CalledFor::Unknown(why) => Call::Unknown(why.clone()),
+            CalledFor::Unknown(reason) => Call::Unknown(reason.clone()),
         }
     }
 }
@@ -118,29 +123,29 @@ impl Call {
 /// plugin uses default ports. But the plugin may be able to read the Service when the user is not,
 /// so a failed read by the user makes the facts unknown.
 fn read_facts(
-    known: &ObjectFacts,
+    object_facts: &ObjectFacts,
     pod: &PodRef,
     lookup: &mut impl ClusterLookup,
 ) -> Result<PodFacts, String> {
-    if known.is_control_plane
+    if object_facts.is_control_plane
         && let Err(error) = lookup.api_service()
     {
         return Err(error.msg);
     }
-    match complete_facts(known, &pod.namespace, lookup) {
+    match complete_facts(object_facts, &pod.namespace, lookup) {
         Ok(facts) => Ok(facts),
         Err(error) => Err(error.msg),
     }
 }
 
 /// Completes the verdict on a meshed pod with the pod's paths around the proxy.
-fn with_paths(
+fn add_paths(
     release: &Release,
     verdict: Verdict,
-    known: &ObjectFacts,
+    object_facts: &ObjectFacts,
     facts: &PodFacts,
     observed: &Observed,
 ) -> ExaminedPod {
-    let paths = bypass_paths(&release.config, &verdict, known, facts, observed);
+    let paths = bypass_paths(&release.config, &verdict, object_facts, facts, observed);
     ExaminedPod { unmeshed: None, verdict, paths }
 }

@@ -10,7 +10,7 @@ use super::examined_pod::{ExaminedPod, examine};
 use super::facts;
 use super::release::Release;
 use super::report::{Problem, Severity};
-use super::requests::{Api, find};
+use super::requests::{Api, get_optional};
 use super::rules_now::{PodRules, RulesNow};
 use crate::cni::args::is_name;
 use crate::config::Config;
@@ -66,17 +66,18 @@ pub fn explain(
     for text in [cni_namespace, namespace, name] {
         if !is_name(text) {
             let text = quote(text);
-            return Severity::Error
-                .because(format!("{text} is not the name of a pod or namespace"));
+            return Severity::Error.fail(format!("{text} is not the name of a pod or namespace"));
         }
     }
     let parent = namespace_path(namespace);
-    let found = find(api, &format!("{parent}/pods/{name}"));
-    let (what, remedy) = (format!("pod {namespace}/{name}"), "name its namespace with --namespace");
-    let pod: Pod = facts::existing(found, &what, remedy)?;
+    let found = get_optional(api, &format!("{parent}/pods/{name}"));
+    let what = format!("pod {namespace}/{name}");
+    let remedy = "name its namespace with --namespace";
+    let pod: Pod = facts::require_existing(found, &what, remedy)?;
     let release = Release::read(api, cni_namespace)?;
     let rules_now = RulesNow::fetch(api, cni_namespace, &parent);
-    let (rules, unknown_call) = (rules_now.of(&pod), rules_now.why_call_is_unknown(&pod));
+    let rules = rules_now.pod_rules(&pod);
+    let unknown_call = rules_now.unknown_call_reason(&pod);
     let mut explanation = Explanation {
         namespace: pod.metadata.namespace.clone(),
         name: pod.metadata.name.clone(),

@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::agents::{Agent, DAEMONSET, SELECTOR, ask_agents};
 use super::cluster_node::ClusterNode;
 use super::objects::{event_time, text};
-use super::report::{Problem, Severity, unreadable};
-use super::requests::{Api, Error, find, get, get_list};
+use super::report::{Problem, Severity, fail_to_read};
+use super::requests::{Api, Error, get, get_list, get_optional};
 use crate::cni::object::Object;
 use crate::config::Config;
 use crate::deadline::Deadline;
@@ -41,15 +41,15 @@ pub fn fetch(api: &dyn Api, namespace: &str, end: Deadline) -> Facts {
     }
 }
 
-/// Returns the namespace with the DaemonSet: `wanted`, or if `wanted` has no DaemonSet, the only
-/// other namespace that has one.
-pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
-    if !matches!(find::<Value>(api, &daemonset_path(wanted, DAEMONSET)), Ok(None)) {
-        return wanted.to_owned();
+/// Returns the namespace with the DaemonSet: `preferred`, or if `preferred` has no DaemonSet, the
+/// only other namespace that has one.
+pub fn find_namespace(api: &dyn Api, preferred: &str) -> String {
+    if !matches!(get_optional::<Value>(api, &daemonset_path(preferred, DAEMONSET)), Ok(None)) {
+        return preferred.to_owned();
     }
     match daemonsets(api).as_deref() {
         Ok([only]) => text(&only["metadata"]["namespace"]).to_owned(),
-        _ => wanted.to_owned(),
+        _ => preferred.to_owned(),
     }
 }
 
@@ -59,24 +59,24 @@ pub fn daemonsets(api: &dyn Api) -> Result<Vec<Value>, Error> {
 }
 
 /// Returns a fact that was read. Otherwise fails, so that the result of the check is unknown.
-pub fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Problem> {
+pub fn require_readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Problem> {
     match fact {
         Ok(fact) => Ok(fact),
-        Err(why) => unreadable(what, why),
+        Err(error) => fail_to_read(what, error),
     }
 }
 
 /// Returns an object that must exist. If the object is missing, the problem names `what` and the
 /// remedy. If the object cannot be read, the result is unknown, because the object may exist.
-pub fn existing<T>(
+pub fn require_existing<T>(
     found: Result<Option<T>, Error>,
     what: &str,
     remedy: &str,
 ) -> Result<T, Problem> {
     match found {
         Ok(Some(object)) => Ok(object),
-        Ok(None) => Severity::Error.because(format!("{what} does not exist; {remedy}")),
-        Err(why) => unreadable(what, &why),
+        Ok(None) => Severity::Error.fail(format!("{what} does not exist; {remedy}")),
+        Err(error) => fail_to_read(what, &error),
     }
 }
 
@@ -84,10 +84,10 @@ pub fn existing<T>(
 pub fn read_config(api: &dyn Api, namespace: &str) -> Result<Config, Problem> {
     let name = format!("ConfigMap {namespace}/linkerd-cni-config");
     let path = format!("{}/configmaps/linkerd-cni-config", namespace_path(namespace));
-    let map: Value = existing(find(api, &path), &name, INSTALL)?;
+    let map: Value = require_existing(get_optional(api, &path), &name, INSTALL)?;
     match parse_entry(&map["data"][ENTRY_KEY]) {
         Ok(config) => Ok(config),
-        Err(why) => Severity::Error.because(format!("{name}: {ENTRY_KEY}: {why}")),
+        Err(reason) => Severity::Error.fail(format!("{name}: {ENTRY_KEY}: {reason}")),
     }
 }
 
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_other_namespace_with_a_daemonset_is_used_if_the_wanted_one_has_none() {
+    fn find_namespace_falls_back_to_the_only_namespace_with_a_daemonset() {
         let mut cluster = Cluster::healthy();
         assert_eq!(find_namespace(&cluster, "linkerd-cni"), "linkerd-cni");
         // The healthy cluster has one in linkerd-cni.

@@ -56,7 +56,7 @@ impl Cluster {
     }
 }
 
-pub fn later() -> Deadline {
+pub fn distant_deadline() -> Deadline {
     Deadline::after(Duration::from_secs(3600))
 }
 

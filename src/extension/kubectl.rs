@@ -74,7 +74,7 @@ impl Kubectl {
     fn start_proxy(&self) -> Result<Proxy, Error> {
         let end = Deadline::after(self.deadline);
         let mut proxy = self.spawn_proxy().map_err(|error| Error::Start(error.to_string()))?;
-        while proxy.open().is_err() {
+        while proxy.connect().is_err() {
             // `try_wait` reaps a child that has exited. Its process group, which Drop kills, still
             // exists then, because the guard's subshell belongs to the group.
             if let Ok(Some(status)) = proxy.child.try_wait() {
@@ -100,9 +100,9 @@ impl Kubectl {
 
     /// Sends a request, and reads the response until the connection ends.
     fn exchange(&self, proxy: &Proxy, request: &str) -> Result<Vec<u8>, Error> {
-        let mut stream = proxy.open()?;
+        let mut stream = proxy.connect()?;
         stream.set_write_timeout(Some(self.deadline))?;
-        stream.write_all(request.as_bytes()).map_err(|error| self.timed_out(error))?;
+        stream.write_all(request.as_bytes()).map_err(|error| self.convert_error(error))?;
         self.read_response(stream)
     }
 
@@ -120,14 +120,14 @@ impl Kubectl {
                 Ok(0) => return Ok(response),
                 Ok(count) => response.extend_from_slice(&part[..count]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.timed_out(error)),
+                Err(error) => return Err(self.convert_error(error)),
             }
         }
         Err(Error::Failed(format!("proxy: a response of more than {RESPONSE_LIMIT} bytes")))
     }
 
     /// Converts the error of a read or write. A timeout becomes [`Error::Deadline`].
-    fn timed_out(&self, error: io::Error) -> Error {
+    fn convert_error(&self, error: io::Error) -> Error {
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Deadline(self.deadline),
             _ => Error::from(error),
@@ -144,15 +144,18 @@ impl From<io::Error> for Error {
 impl Api for Kubectl {
     /// Sends the request as HTTP/1.0, so that the response ends with the connection.
     fn body(&self, path: &str) -> Result<String, Error> {
-        let proxy = self.proxy.get_or_init(|| self.start_proxy()).as_ref().map_err(Clone::clone)?;
+        let proxy = match self.proxy.get_or_init(|| self.start_proxy()) {
+            Ok(proxy) => proxy,
+            Err(error) => return Err(error.clone()),
+        };
         let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
         let response = self.exchange(proxy, &request)?;
-        body_of(&String::from_utf8_lossy(&response))
+        parse_response(&String::from_utf8_lossy(&response))
     }
 }
 
 impl Proxy {
-    fn open(&self) -> io::Result<UnixStream> {
+    fn connect(&self) -> io::Result<UnixStream> {
         UnixStream::connect(self.dir.join("socket"))
     }
 
@@ -175,10 +178,9 @@ impl Drop for Proxy {
     }
 }
 
-/// Returns the body of an HTTP response.
-/// Fails if the status is an error. The message is that of the API server's error object, or else
-/// the body.
-fn body_of(response: &str) -> Result<String, Error> {
+/// Returns the body of an HTTP response. Fails if the status is not a success. The error has the
+/// message of the API server's error object, or the whole body if that is no such object.
+fn parse_response(response: &str) -> Result<String, Error> {
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or((response, ""));
     let status = head.split_whitespace().nth(1).unwrap_or_default();
     if status.starts_with('2') {

@@ -1,4 +1,4 @@
-//! Reads the fields of API objects for which [`crate::kube`] has no type. Pure.
+//! Reads the fields of API objects for which [`crate::kube`] has no type.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -42,7 +42,7 @@ pub fn agent_container(spec: &Value) -> &Value {
 }
 
 /// Returns an environment variable of the agents of a DaemonSet.
-pub fn variable<'d>(daemonset: &'d Value, name: &str) -> Option<&'d str> {
+pub fn agent_variable<'d>(daemonset: &'d Value, name: &str) -> Option<&'d str> {
     container_variable(pod_spec(daemonset), AGENT_CONTAINER, name)
 }
 
@@ -58,14 +58,15 @@ pub fn admin_port(spec: &Value) -> Option<u64> {
 }
 
 /// Returns the condition of this kind in an object's status if the condition has this value.
-pub fn condition<'s>(status: &'s Value, kind: &str, value: &str) -> Option<&'s Value> {
-    items(&status["conditions"]).find(|found| found["type"] == kind && found["status"] == value)
+pub fn find_condition<'s>(status: &'s Value, kind: &str, value: &str) -> Option<&'s Value> {
+    items(&status["conditions"])
+        .find(|condition| condition["type"] == kind && condition["status"] == value)
 }
 
 /// Returns the time of the newest occurrence of an Event, RFC 3339.
 pub fn event_time(event: &Value) -> &str {
-    let last = text(&event["lastTimestamp"]);
-    if last.is_empty() { text(&event["eventTime"]) } else { last }
+    let last_timestamp = text(&event["lastTimestamp"]);
+    if last_timestamp.is_empty() { text(&event["eventTime"]) } else { last_timestamp }
 }
 
 /// Returns reason and message of an Event.

@@ -1,4 +1,4 @@
-//! Work on several threads.
+//! Runs work on several threads.
 
 use std::panic;
 use std::sync::{Mutex, PoisonError};
@@ -10,17 +10,17 @@ const THREADS: usize = 16;
 
 /// Calls `work` for each of `items`, several at a time. Returns the results in any order.
 pub fn in_parallel<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
-    let count = THREADS.min(items.len());
+    let thread_count = THREADS.min(items.len());
     let queue = Mutex::new(items.into_iter());
     thread::scope(|scope| {
         let mut threads = Vec::new();
-        for _ in 0..count {
+        for _ in 0..thread_count {
             threads.push(scope.spawn(|| work_until_empty(&queue, &work)));
         }
         let mut results = Vec::new();
         for thread in threads {
             match thread.join() {
-                Ok(some) => results.extend(some),
+                Ok(thread_results) => results.extend(thread_results),
                 Err(payload) => panic::resume_unwind(payload),
             }
         }

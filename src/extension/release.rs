@@ -4,9 +4,9 @@ use serde_json::Value;
 
 use super::agents::DAEMONSET;
 use super::facts;
-use super::objects::variable;
+use super::objects::agent_variable;
 use super::report::Problem;
-use super::requests::{Api, find};
+use super::requests::{Api, get_optional};
 use crate::config::Config;
 use crate::kube::scheduling::daemonset_path;
 
@@ -36,7 +36,7 @@ impl Release {
 }
 
 fn read_called_for(api: &dyn Api, namespace: &str) -> CalledFor {
-    match find::<Value>(api, &daemonset_path(namespace, DAEMONSET)) {
+    match get_optional::<Value>(api, &daemonset_path(namespace, DAEMONSET)) {
         Ok(Some(daemonset)) => {
             if is_called_by_multus(&daemonset) {
                 CalledFor::AttachedPods
@@ -53,5 +53,5 @@ fn read_called_for(api: &dyn Api, namespace: &str) -> CalledFor {
 
 /// Returns whether the chart's value `chained` is `false`, so that Multus calls the plugin.
 pub fn is_called_by_multus(daemonset: &Value) -> bool {
-    variable(daemonset, "LINKERD_CNI_CHAINED") == Some("false")
+    agent_variable(daemonset, "LINKERD_CNI_CHAINED") == Some("false")
 }

@@ -54,17 +54,17 @@ enum Object {
 
 impl RepairReports {
     /// Returns why rules of the pod are missing or changed, if that is reported.
-    pub fn missing_in(&self, pod: &Pod) -> Option<&String> {
+    pub fn missing_rules(&self, pod: &Pod) -> Option<&String> {
         self.active(self.missing.get(&Object::of_pod(pod))?, &pod.spec.node_name)
     }
 
     /// Returns why the rules of the pod are unknown, if that is reported for the pod itself.
-    pub fn unknown_in(&self, pod: &Pod) -> Option<&String> {
+    pub fn unknown_rules(&self, pod: &Pod) -> Option<&String> {
         self.active(self.unknown.get(&Object::of_pod(pod))?, &pod.spec.node_name)
     }
 
     /// Returns why the rules of all pods of the node are unknown, if that is reported.
-    pub fn unknown_on(&self, node: &str) -> Option<&String> {
+    pub fn unknown_rules_on_node(&self, node: &str) -> Option<&String> {
         self.active(self.unknown.get(&Object::Node { name: node.to_owned() })?, node)
     }
 
@@ -84,10 +84,11 @@ impl Object {
         Object::Pod { namespace: metadata.namespace.clone(), uid: metadata.uid.clone() }
     }
 
-    /// Returns the object of an Event. `None`: the Event is on neither a pod nor a node.
+    /// Returns the object of an Event. `None` if the object is neither a pod nor a node.
     fn of_event(event: &Value) -> Option<Object> {
         let object = &event["involvedObject"];
-        let (namespace, uid) = (text(&object["namespace"]), text(&object["uid"]));
+        let namespace = text(&object["namespace"]);
+        let uid = text(&object["uid"]);
         match text(&object["kind"]) {
             "Pod" => Some(Object::Pod { namespace: namespace.to_owned(), uid: uid.to_owned() }),
             // The UID of a node is its name, see `Regarding::node`.
@@ -101,7 +102,7 @@ impl Object {
 pub fn read_reports(api: &dyn Api, parent: &str) -> Result<RepairReports, Error> {
     let mut parents = BTreeSet::from([parent.to_owned()]);
     if parent != "/api/v1" {
-        // Events on nodes are in namespace `default`, so it is read, too.
+        // Events on nodes are in the namespace `default`, so that namespace is read, too.
         parents.insert(namespace_path("default"));
     }
     let mut reports = RepairReports::default();
@@ -197,14 +198,14 @@ mod tests {
                 }))
                 .unwrap();
                 let has_ended = ends && node == "node-1";
-                assert_eq!(reports.missing_in(&pod).is_none(), has_ended, "{name}, {node}");
-                assert_eq!(reports.unknown_in(&pod).is_none(), has_ended, "{name}, {node}");
+                assert_eq!(reports.missing_rules(&pod).is_none(), has_ended, "{name}, {node}");
+                assert_eq!(reports.unknown_rules(&pod).is_none(), has_ended, "{name}, {node}");
             }
         }
     }
 
     #[test]
-    fn a_report_is_on_the_pod_or_node_that_the_events_namespace_permits() {
+    fn event_reports_only_on_objects_of_its_own_namespace() {
         let pod = |namespace: &str| Object::Pod { namespace: namespace.into(), uid: "1".into() };
         let node = Object::Node { name: "node-1".into() };
         for (name, involved, expected) in [

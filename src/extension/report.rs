@@ -1,4 +1,4 @@
-//! Check results as table, short text or JSON, in the format of `linkerd check`. Pure.
+//! Renders check results as a table, as short text or as JSON, in the formats of `linkerd check`.
 
 use std::fmt::{Display, Write as _};
 
@@ -9,7 +9,7 @@ use crate::verdict::outcome::Outcome;
 
 /// Page with a section for each check, to which the hints lead.
 const HINTS: &str = "docs/cli.md#";
-/// Heading above what a check could not see.
+/// Heading of the list of what a check could not read.
 const NOT_KNOWN: &str = "not known";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,31 +44,31 @@ pub enum Severity {
 
 impl Severity {
     /// Fails with this text.
-    pub fn because<T>(self, text: impl AsRef<str>) -> Result<T, Problem> {
+    pub fn fail<T>(self, text: impl AsRef<str>) -> Result<T, Problem> {
         Err(Problem { severity: self, text: one_line(text.as_ref()) })
     }
 
     /// Fails with the list of `items`, in the format of `linkerd check`. Succeeds if there are no
     /// items.
-    pub fn if_any(self, summary: &str, items: &[String]) -> CheckResult {
+    pub fn fail_if_any(self, summary: &str, items: &[String]) -> CheckResult {
         if items.is_empty() {
             return Ok(());
         }
-        Err(Problem { severity: self, text: list(summary, items) })
+        Err(Problem { severity: self, text: render_list(summary, items) })
     }
 
     /// Fails with the list of `items`, and with the list of what is unknown. If there are both, an
     /// error stays an error, but a warning becomes unknown, because what was not seen may be worse.
-    pub fn if_any_or_unknown(
+    pub fn fail_if_any_or_unknown(
         self,
         summary: &str,
         items: &[String],
         unknown: &[String],
     ) -> CheckResult {
         if unknown.is_empty() {
-            return self.if_any(summary, items);
+            return self.fail_if_any(summary, items);
         }
-        let unknown = unknown_text(unknown);
+        let unknown = render_unknown(unknown);
         if items.is_empty() {
             return Err(Problem { severity: Severity::Unknown, text: unknown });
         }
@@ -76,7 +76,7 @@ impl Severity {
             Severity::Warning | Severity::Unknown => Severity::Unknown,
             Severity::Error | Severity::Pending => self,
         };
-        Err(Problem { severity, text: format!("{}\n    {unknown}", list(summary, items)) })
+        Err(Problem { severity, text: format!("{}\n    {unknown}", render_list(summary, items)) })
     }
 
     fn outcome(self) -> Outcome {
@@ -89,20 +89,20 @@ impl Severity {
 }
 
 /// Fails because `what` cannot be read, so that the result of the check is unknown.
-pub fn unreadable<T>(what: &str, why: &impl Display) -> Result<T, Problem> {
-    Severity::Unknown.because(format!("cannot read {what}: {why}"))
+pub fn fail_to_read<T>(what: &str, error: &impl Display) -> Result<T, Problem> {
+    Severity::Unknown.fail(format!("cannot read {what}: {error}"))
 }
 
-/// Renders what a check could not see.
-fn unknown_text(unknown: &[String]) -> String {
+/// Renders what a check could not read.
+fn render_unknown(unknown: &[String]) -> String {
     match unknown {
         [only] => format!("{NOT_KNOWN}: {}", one_line(only)),
-        _ => list(NOT_KNOWN, unknown),
+        _ => render_list(NOT_KNOWN, unknown),
     }
 }
 
 /// Renders a list below its summary.
-fn list(summary: &str, items: &[String]) -> String {
+fn render_list(summary: &str, items: &[String]) -> String {
     let mut text = format!("{}:", one_line(summary));
     for item in items {
         // Writing to a String cannot fail.
@@ -176,18 +176,18 @@ pub fn render(checks: &[Check], format: Format, color: bool) -> String {
         for check in group {
             let _ = writeln!(text, "{} {}", glyph(check.severity(), color), check.description);
             if let Err(problem) = &check.result {
-                let (why, hint) = (&problem.text, check.hint_url());
-                let _ = writeln!(text, "    {why}\n    see {hint} for hints");
+                let hint = check.hint_url();
+                let _ = writeln!(text, "    {}\n    see {hint} for hints", problem.text);
             }
         }
         text.push('\n');
     }
-    let _ = writeln!(text, "Status check results are {}", glyph(worst(checks), color));
+    let _ = writeln!(text, "Status check results are {}", glyph(worst_severity(checks), color));
     text
 }
 
 /// Returns the severity of the worst check. `None` only if all checks passed.
-fn worst(checks: &[Check]) -> Option<Severity> {
+fn worst_severity(checks: &[Check]) -> Option<Severity> {
     match outcome(checks) {
         Outcome::Wrong => Some(Severity::Error),
         Outcome::Unknown => Some(Severity::Unknown),

@@ -9,10 +9,10 @@ use super::objects::List;
 use crate::deadline::Deadline;
 use crate::quote::one_line;
 
-/// Number of objects in a part of a list.
-const PAGE: usize = 500;
+/// Largest number of objects in a part of a list.
+const PART_SIZE: usize = 500;
 /// Remedy for a kubectl that fails, or that cannot reach the API server.
-const CHECK: &str = "; check with kubectl version and the same --kubeconfig and --context";
+const CHECK_KUBECTL: &str = "; check with kubectl version and the same --kubeconfig and --context";
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -26,7 +26,7 @@ pub enum Error {
     Deadline(Duration),
     #[error("{message} ({reason}){}", remedy(.reason))]
     Status { reason: String, message: String },
-    #[error("kubectl failed: {0}{CHECK}")]
+    #[error("kubectl failed: {0}{CHECK_KUBECTL}")]
     Failed(String),
     #[error("not asked, as the time was up")]
     OutOfTime,
@@ -43,7 +43,7 @@ fn remedy(reason: &str) -> &'static str {
         "Unauthorized" => "; log in again, or choose another user with --context",
         // `kubectl proxy` itself sends these statuses if the API server could not be reached or did
         // not respond, so kubectl has to be checked.
-        "HTTP 500" | "HTTP 502" => CHECK,
+        "HTTP 500" | "HTTP 502" => CHECK_KUBECTL,
         _ => "",
     }
 }
@@ -55,14 +55,14 @@ pub trait Api: Sync {
     fn body(&self, path: &str) -> Result<String, Error>;
 }
 
-/// An API to which no request is sent after `end`. So each command ends in time, even if many
-/// responses are slow or a list has no end.
-pub struct AskedUntil<'a> {
+/// An API to which no request is sent after `end`. This bounds the time of each command, even if
+/// many responses are slow or a list has no end.
+pub struct ApiUntil<'a> {
     pub api: &'a dyn Api,
     pub end: Deadline,
 }
 
-impl Api for AskedUntil<'_> {
+impl Api for ApiUntil<'_> {
     fn body(&self, path: &str) -> Result<String, Error> {
         if self.end.has_passed() {
             return Err(Error::OutOfTime);
@@ -87,7 +87,7 @@ pub fn decode<T: DeserializeOwned>(path: &str, body: &str) -> Result<T, Error> {
 }
 
 /// GETs an object; `None` if the API server responds that it does not exist.
-pub fn find<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>, Error> {
+pub fn get_optional<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>, Error> {
     match get(api, path) {
         Ok(object) => Ok(Some(object)),
         Err(Error::Status { reason, .. }) if reason == "NotFound" => Ok(None),
@@ -106,29 +106,29 @@ pub fn get_list<T: DeserializeOwned>(
     Ok(items)
 }
 
-/// Calls `work` for each item of a list. Only one part of the list is in memory at a time.
+/// Calls `handle_item` for each item of a list. Only one part of the list is in memory at a time.
 pub fn for_each_item<T: DeserializeOwned>(
     api: &dyn Api,
     path: &str,
     query: &str,
-    mut work: impl FnMut(T),
+    mut handle_item: impl FnMut(T),
 ) -> Result<(), Error> {
-    let mut position = String::new();
+    let mut continuation = String::new();
     loop {
-        let part: List<T> = get(api, &format!("{path}?limit={PAGE}&{query}{position}"))?;
+        let part: List<T> = get(api, &format!("{path}?limit={PART_SIZE}&{query}{continuation}"))?;
         for item in part.items {
-            work(item);
+            handle_item(item);
         }
         let token = part.metadata.continue_token;
         if token.is_empty() {
             return Ok(());
         }
-        position = format!("&continue={}", encoded(&token));
+        continuation = format!("&continue={}", url_encode(&token));
     }
 }
 
 /// Encodes a value for the query of a URL.
-pub fn encoded(value: &str) -> String {
+pub fn url_encode(value: &str) -> String {
     utf8_percent_encode(value, NON_ALPHANUMERIC).to_string()
 }
 
@@ -140,27 +140,27 @@ mod tests {
 
     use super::*;
 
-    /// A list of which another part always follows.
+    /// An API server whose lists have no end: each part names a next part.
     struct Endless(AtomicUsize);
 
-    /// Number of parts after which the test takes the list for endless.
-    const MANY: usize = 1000;
+    /// Number of parts after which the test fails instead of reading on.
+    const PART_LIMIT: usize = 1000;
 
     impl Api for Endless {
         fn body(&self, _: &str) -> Result<String, Error> {
-            assert!(self.0.fetch_add(1, Ordering::SeqCst) < MANY, "asked after the end");
+            assert!(self.0.fetch_add(1, Ordering::SeqCst) < PART_LIMIT, "asked after the end");
             Ok(r#"{"metadata":{"continue":"x"},"items":[]}"#.to_owned())
         }
     }
 
     #[test]
-    fn nothing_is_asked_after_the_end_and_a_list_without_an_end_stops_there() {
+    fn no_request_is_sent_after_the_deadline() {
         let api = Endless(AtomicUsize::new(0));
-        let asked = AskedUntil { api: &api, end: Deadline::after(Duration::ZERO) };
-        let error = get_list::<Value>(&asked, "/x", "").unwrap_err();
+        let expired = ApiUntil { api: &api, end: Deadline::after(Duration::ZERO) };
+        let error = get_list::<Value>(&expired, "/x", "").unwrap_err();
         assert!(matches!(error, Error::OutOfTime), "{error}");
         assert_eq!(api.0.load(Ordering::SeqCst), 0);
-        let asked = AskedUntil { api: &api, end: Deadline::after(Duration::from_secs(3600)) };
-        assert!(asked.body("/x").is_ok());
+        let in_time = ApiUntil { api: &api, end: Deadline::after(Duration::from_secs(3600)) };
+        assert!(in_time.body("/x").is_ok());
     }
 }

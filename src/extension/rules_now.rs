@@ -1,6 +1,6 @@
-//! What is known of the redirect rules that running pods have now, for `linkerd cni explain` and
-//! `linkerd cni bypass`: what the repair controllers report, and on which nodes no repair
-//! controller compares the rules.
+//! The state of the redirect rules of running pods, for `linkerd cni explain` and `linkerd cni
+//! bypass`. It is read from the reports of the repair controllers, and unknown on nodes where no
+//! repair controller compares the rules.
 
 use std::collections::BTreeMap;
 
@@ -55,36 +55,37 @@ impl RulesNow {
         }
     }
 
-    /// Returns what is known of the pod's rules.
-    pub fn of(&self, pod: &Pod) -> PodRules {
+    /// Returns whether rules are missing in the pod, as far as its status and the reports say.
+    pub fn pod_rules(&self, pod: &Pod) -> PodRules {
         if is_stranded(pod) {
-            let why = "its linkerd-network-validator exited with 95: the pod has no redirect rules";
-            return PodRules::Missing(why.to_owned());
+            let reason =
+                "its linkerd-network-validator exited with 95: the pod has no redirect rules";
+            return PodRules::Missing(reason.to_owned());
         }
         let node = &pod.spec.node_name;
         let reports = match &self.reports {
             Ok(reports) => reports,
-            Err(why) => return unknown_if_audited(pod, why.clone()),
+            Err(reason) => return unknown_if_audited(pod, reason.clone()),
         };
-        if let Some(note) = reports.missing_in(pod) {
+        if let Some(note) = reports.missing_rules(pod) {
             return PodRules::Missing(note.clone());
         }
-        if let Some(note) = reports.unknown_in(pod).or(reports.unknown_on(node)) {
+        if let Some(note) = reports.unknown_rules(pod).or(reports.unknown_rules_on_node(node)) {
             return unknown_if_audited(pod, note.clone());
         }
         let uncompared = match self.programs_of(node) {
-            Ok(programs) => why_uncompared(pod, programs),
-            Err(why) => Some(why),
+            Ok(programs) => uncompared_reason(pod, programs),
+            Err(reason) => Some(reason),
         };
         match uncompared {
-            Some(why) => unknown_if_audited(pod, why),
+            Some(reason) => unknown_if_audited(pod, reason),
             None => PodRules::NotReported,
         }
     }
 
     /// Returns why it is unknown whether the plugin is called for a pod that has not started, or
     /// whether the plugin skips the pod. `None` if the pod has started or has no node yet.
-    pub fn why_call_is_unknown(&self, pod: &Pod) -> Option<String> {
+    pub fn unknown_call_reason(&self, pod: &Pod) -> Option<String> {
         let node = &pod.spec.node_name;
         if node.is_empty() || is_audited(pod) || is_stranded(pod) {
             return None;
@@ -97,14 +98,14 @@ impl RulesNow {
                 Some(format!("on node {node}, {MAY_BE_SKIPPED}"))
             }
             Ok(_) => None,
-            Err(why) => Some(why),
+            Err(reason) => Some(reason),
         }
     }
 
     fn programs_of(&self, node: &str) -> Result<NodePrograms, String> {
         match &self.programs {
             Ok(programs) => Ok(programs.get(node).copied().unwrap_or_default()),
-            Err(why) => Err(why.clone()),
+            Err(reason) => Err(reason.clone()),
         }
     }
 }
@@ -119,13 +120,13 @@ fn is_audited(pod: &Pod) -> bool {
 }
 
 /// Returns the rules as unknown if the pod runs. A pod that does not run has no rules to report.
-fn unknown_if_audited(pod: &Pod, why: String) -> PodRules {
-    if is_audited(pod) { PodRules::Unknown(why) } else { PodRules::NotReported }
+fn unknown_if_audited(pod: &Pod, reason: String) -> PodRules {
+    if is_audited(pod) { PodRules::Unknown(reason) } else { PodRules::NotReported }
 }
 
 /// Returns why nobody compares the rules of a running pod. `None` if a repair controller does, or
 /// did when it started.
-fn why_uncompared(pod: &Pod, programs: NodePrograms) -> Option<String> {
+fn uncompared_reason(pod: &Pod, programs: NodePrograms) -> Option<String> {
     let node = &pod.spec.node_name;
     if !programs.is_controller_ready {
         return Some(format!("no repair controller is ready on node {node}"));

@@ -26,6 +26,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns the error "cannot `act` `path`".
+    pub(super) fn from_io(act: &'static str, path: &Path, source: io::Error) -> Error {
+        Error::Io { act, path: path.to_owned(), source }
+    }
+
     /// Returns whether the file does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
@@ -54,12 +59,6 @@ impl Error {
             Error::Raced { .. } => "was changed by another program".to_owned(),
         }
     }
-}
-
-/// Returns a function that converts an I/O error to the error "cannot `act` `path`", for `map_err`.
-pub(super) fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::Io { act, path, source }
 }
 
 /// Returns what an operator can do about `error`, to append to the text of the error. Empty if that

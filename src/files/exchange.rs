@@ -5,13 +5,12 @@
 //! back.
 
 use std::fs;
-use std::io;
 use std::path::Path;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use super::error::{Error, failed};
+use super::error::Error;
 use super::read;
 use super::temporary::{Temporary, sync_dir};
 
@@ -22,13 +21,13 @@ const MAX_EXCHANGES: usize = 8;
 /// Replaces the target of `new`, which must hold `before`, with `new`, which holds `content`.
 /// Fails with [`Error::Raced`] if the target is missing or did not hold `before`.
 pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(), Error> {
-    match swap(&new.path, &new.target) {
+    match exchange_files(&new.path, &new.target) {
         Ok(()) => {}
         // Another program has removed the file, so it must not be created again.
-        Err(Errno::NOENT) => return Err(raced(&new.target)),
+        Err(Errno::NOENT) => return Err(raced_error(&new.target)),
         // This file system has no exchange, so the file is replaced by a plain rename.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return new.rename(),
-        Err(errno) => return Err(failed("replace", &new.target)(errno.into())),
+        Err(errno) => return Err(Error::from_io("replace", &new.target, errno.into())),
     }
     let replaced = read_bytes(&new.path);
     // If the target was a symbolic link, there is no content of its own to compare, so the exchange
@@ -37,40 +36,40 @@ pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(
         return sync_dir(&new.target);
     }
     put_back(&new, replaced, content)?;
-    Err(raced(&new.target))
+    Err(raced_error(&new.target))
 }
 
-/// Puts back the content that another program wrote. The exchange in [`replace`] has taken
-/// `taken_out` from the target and put `content` there. The exchange is repeated until it takes out
-/// exactly what the previous exchange put in, because this shows that nobody wrote in between.
-fn put_back(new: &Temporary, mut taken_out: Option<Vec<u8>>, content: &[u8]) -> Result<(), Error> {
-    let mut put_in = content.to_vec();
+/// Puts back `replaced`, the content of another program that the exchange in [`replace`] took from
+/// the target. That exchange left `content` in the target. The exchange is repeated until it takes
+/// out exactly what the previous exchange left, because this shows that nobody wrote in between.
+fn put_back(new: &Temporary, mut replaced: Option<Vec<u8>>, content: &[u8]) -> Result<(), Error> {
+    let mut expected = content.to_vec();
     for _ in 0..MAX_EXCHANGES {
-        let foreign = taken_out.unwrap_or_default();
-        swap(&new.path, &new.target)
-            .map_err(|errno| failed("restore", &new.target)(io::Error::from(errno)))?;
-        taken_out = read_bytes(&new.path);
-        if taken_out.as_ref() == Some(&put_in) {
+        let restored = replaced.unwrap_or_default();
+        exchange_files(&new.path, &new.target)
+            .map_err(|errno| Error::from_io("restore", &new.target, errno.into()))?;
+        replaced = read_bytes(&new.path);
+        if replaced.as_ref() == Some(&expected) {
             break;
         }
-        put_in = foreign;
+        expected = restored;
     }
     Ok(())
 }
 
 /// Renames `from` to `to`. Fails with [`Error::Raced`] if `to` exists.
-pub(super) fn rename_new(from: &Path, to: &Path) -> Result<(), Error> {
+pub(super) fn rename_without_replacing(from: &Path, to: &Path) -> Result<(), Error> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
-        Err(Errno::EXIST) => Err(raced(to)),
+        Err(Errno::EXIST) => Err(raced_error(to)),
         // This file system cannot check for `to` in the rename, so it is checked before.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
             if fs::symlink_metadata(to).is_ok() {
-                return Err(raced(to));
+                return Err(raced_error(to));
             }
-            fs::rename(from, to).map_err(failed("create", to))
+            fs::rename(from, to).map_err(|source| Error::from_io("create", to, source))
         }
-        Err(errno) => Err(failed("create", to)(errno.into())),
+        Err(errno) => Err(Error::from_io("create", to, errno.into())),
     }
 }
 
@@ -83,11 +82,11 @@ fn is_link(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink())
 }
 
-fn raced(path: &Path) -> Error {
+fn raced_error(path: &Path) -> Error {
     Error::Raced { path: path.to_owned() }
 }
 
-fn swap(one: &Path, other: &Path) -> Result<(), Errno> {
+fn exchange_files(one: &Path, other: &Path) -> Result<(), Errno> {
     renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)
 }
 
@@ -100,7 +99,7 @@ mod tests {
 
     /// Replaces `path` with `new`, as if the agent had read `before` from it.
     fn replace_with_new(path: &Path) -> Result<(), Error> {
-        let new = Temporary::beside(path).unwrap();
+        let new = Temporary::new(path).unwrap();
         let new = new.fill(FileAccess::own(0o600), |file| file.write_all(b"new")).unwrap();
         replace(new, b"before", b"new")
     }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::below;
+use super::path_in_container;
 
 /// A directory of the node, and where it was in this container at the start.
 #[derive(Debug)]
@@ -20,22 +20,22 @@ impl LinkedDir {
         LinkedDir {
             root: root.to_owned(),
             on_node: on_node.to_owned(),
-            in_container: below(root, on_node),
+            in_container: path_in_container(root, on_node),
         }
     }
 
-    /// Returns that the node's path leads to another directory than at the start, and what to do.
-    /// `None` if the path still leads to the same directory.
-    pub fn moved(&self) -> Option<String> {
-        let now = below(&self.root, &self.on_node);
-        if now == self.in_container {
+    /// Describes the change, and what to do, if the node's path leads to another directory than at
+    /// the start. `None` if the path still leads to the same directory.
+    pub fn moved_reason(&self) -> Option<String> {
+        let current = path_in_container(&self.root, &self.on_node);
+        if current == self.in_container {
             return None;
         }
         Some(format!(
             "{} leads to another directory of the node than at the start: to {} instead of {}; the \
              kubelet restarts the container, otherwise stop this container on the node",
             self.on_node.display(),
-            now.display(),
+            current.display(),
             self.in_container.display(),
         ))
     }
@@ -49,15 +49,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_has_moved_once_a_link_on_the_way_leads_elsewhere() {
+    fn directory_has_moved_if_a_link_in_its_path_changes() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         fs::create_dir_all(root.join("data/one/bin")).unwrap();
         symlink("/data/one", root.join("data/current")).unwrap();
         let dir = LinkedDir::at_start(root, Path::new("/data/current/bin"));
-        assert_eq!(dir.moved(), None);
+        assert_eq!(dir.moved_reason(), None);
         fs::remove_file(root.join("data/current")).unwrap();
         symlink("/data/two", root.join("data/current")).unwrap();
-        assert!(dir.moved().unwrap().starts_with("/data/current/bin leads to another directory"));
+        assert!(
+            dir.moved_reason().unwrap().starts_with("/data/current/bin leads to another directory")
+        );
     }
 }

@@ -30,20 +30,20 @@ struct Mount {
 impl MountedDir {
     /// Returns the directory as it is mounted when the program starts.
     pub fn at_start(path: &Path) -> MountedDir {
-        MountedDir { path: path.to_owned(), mount: mount_of(&read_mountinfo(), path) }
+        MountedDir { path: path.to_owned(), mount: find_mount(&read_mountinfo(), path) }
     }
 
     /// Returns why the mount no longer shows the node's directory, and what to do. `None` if the
     /// mount is unchanged or cannot be read.
-    pub fn stale(&self) -> Option<String> {
-        self.stale_in(&read_mountinfo())
+    pub fn stale_reason(&self) -> Option<String> {
+        self.stale_reason_in(&read_mountinfo())
     }
 
-    /// Does the work of [`MountedDir::stale`] for the text of `/proc/self/mountinfo`.
-    fn stale_in(&self, mountinfo: &str) -> Option<String> {
-        let before = self.mount.as_ref()?;
-        let now = mounts(mountinfo).find(|mount| mount.id == before.id)?;
-        if now.root == before.root && !now.root.ends_with("//deleted") {
+    /// Does the work of [`MountedDir::stale_reason`] for the text of `/proc/self/mountinfo`.
+    fn stale_reason_in(&self, mountinfo: &str) -> Option<String> {
+        let first = self.mount.as_ref()?;
+        let current = parse_mounts(mountinfo).find(|mount| mount.id == first.id)?;
+        if current.root == first.root && !current.root.ends_with("//deleted") {
             return None;
         }
         Some(format!(
@@ -59,21 +59,24 @@ fn read_mountinfo() -> String {
 }
 
 /// Returns the mount that contains `dir`: of those with the longest mount point, the last one.
-fn mount_of(mountinfo: &str, dir: &Path) -> Option<Mount> {
-    mounts(mountinfo)
+fn find_mount(mountinfo: &str, dir: &Path) -> Option<Mount> {
+    parse_mounts(mountinfo)
         .filter(|mount| dir.starts_with(&mount.point))
         .max_by_key(|mount| mount.point.components().count())
 }
 
-fn mounts(mountinfo: &str) -> impl Iterator<Item = Mount> {
+fn parse_mounts(mountinfo: &str) -> impl Iterator<Item = Mount> {
     mountinfo.lines().filter_map(parse_mount)
 }
 
 /// Parses a line of `mountinfo`: ID, parent's ID, device, root, mount point, and other fields.
 fn parse_mount(line: &str) -> Option<Mount> {
     let mut fields = line.split(' ');
-    let (id, _, _) = (fields.next()?, fields.next()?, fields.next()?);
-    let (root, point) = (fields.next()?, fields.next()?);
+    let id = fields.next()?;
+    let _parent_id = fields.next()?;
+    let _device = fields.next()?;
+    let root = fields.next()?;
+    let point = fields.next()?;
     Some(Mount { id: id.to_owned(), root: root.to_owned(), point: point.into() })
 }
 
@@ -89,12 +92,12 @@ mod tests {
 
     fn is_stale(dir: &str, now: &str) -> bool {
         let path = PathBuf::from(dir);
-        let mount = mount_of(BEFORE, &path);
-        MountedDir { path, mount }.stale_in(now).is_some()
+        let mount = find_mount(BEFORE, &path);
+        MountedDir { path, mount }.stale_reason_in(now).is_some()
     }
 
     #[test]
-    fn a_mounted_directory_is_stale_once_removed_or_renamed_on_the_node() {
+    fn mounted_directory_is_stale_once_removed_or_renamed_on_the_node() {
         let net_dir = "/host/etc/cni/net.d";
         assert!(!is_stale(net_dir, BEFORE));
         for root in ["/etc/cni/net.d//deleted", "/etc/cni/net.d.old", "/etc/cni.old/net.d"] {
@@ -111,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_not_stale_if_a_mount_is_added_or_cannot_be_read() {
+    fn directory_is_not_stale_if_a_mount_is_added_or_cannot_be_read() {
         let net_dir = "/host/etc/cni/net.d";
         let with_new_mount = format!("{BEFORE}103 101 8:2 / {net_dir} rw - ext4 /dev/sdb rw\n");
         assert!(!is_stale(net_dir, &with_new_mount));
@@ -119,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_was_removed_before_the_start_is_stale() {
+    fn directory_that_was_removed_before_the_start_is_stale() {
         let now = BEFORE.replace("net.d /host", "net.d//deleted /host");
         let path = PathBuf::from("/host/etc/cni/net.d");
-        let mount = mount_of(&now, &path);
-        assert!(MountedDir { path, mount }.stale_in(&now).is_some());
+        let mount = find_mount(&now, &path);
+        assert!(MountedDir { path, mount }.stale_reason_in(&now).is_some());
     }
 }

@@ -15,16 +15,17 @@ const MAX_LINKS: usize = 40;
 ///
 /// A path without absolute links, or one that cannot be resolved, is only joined to `root`. The
 /// kernel then follows its links at each access, so later changes of the links have an effect.
-pub fn below(root: &Path, path: &Path) -> PathBuf {
+pub fn path_in_container(root: &Path, path: &Path) -> PathBuf {
     resolve(root, path).unwrap_or_else(|| join(root, path))
 }
 
 /// Returns the path with all links resolved. `None` if no absolute link is on the way, or if there
 /// are too many links.
 fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
-    let mut remaining = names(path);
+    let mut remaining = split_names(path);
     let mut resolved = PathBuf::new();
-    let (mut links, mut has_absolute_link) = (0, false);
+    let mut link_count = 0;
+    let mut has_absolute_link = false;
     while let Some(name) = remaining.pop_front() {
         if name == ".." {
             resolved.pop();
@@ -34,8 +35,8 @@ fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
             resolved.push(name);
             continue;
         };
-        links += 1;
-        if links > MAX_LINKS {
+        link_count += 1;
+        if link_count > MAX_LINKS {
             return None;
         }
         if target.is_absolute() {
@@ -43,7 +44,7 @@ fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
             resolved = PathBuf::new();
         }
         // The names of the link's target come before the names that are left of the path.
-        let mut target_names = names(&target);
+        let mut target_names = split_names(&target);
         target_names.append(&mut remaining);
         remaining = target_names;
     }
@@ -51,7 +52,7 @@ fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
 }
 
 /// Returns the names in a path, including `..`.
-fn names(path: &Path) -> VecDeque<OsString> {
+fn split_names(path: &Path) -> VecDeque<OsString> {
     let mut names = VecDeque::new();
     for component in path.components() {
         match component {
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absolute_link_starts_at_the_root_and_other_links_are_left_alone() {
+    fn absolute_links_are_resolved_below_the_root_and_relative_links_are_kept() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         fs::create_dir_all(root.join("data/one/bin")).unwrap();
@@ -96,7 +97,7 @@ mod tests {
             ("/data/loop/bin", "data/loop/bin"),
             ("/missing/bin", "missing/bin"),
         ] {
-            assert_eq!(below(root, Path::new(path)), root.join(expected), "{path}");
+            assert_eq!(path_in_container(root, Path::new(path)), root.join(expected), "{path}");
         }
     }
 }

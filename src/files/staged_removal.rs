@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::error::{Error, failed};
-use super::exchange::rename_new;
+use super::error::Error;
+use super::exchange::rename_without_replacing;
 use super::temporary::{sync_dir, temporary_path};
 use super::{check_unchanged, metadata, read, remove};
 
@@ -38,8 +38,8 @@ impl StagedRemoval {
 
     /// Renames the file back to its original name, unless a file of that name was created since.
     pub fn undo(&self) -> Result<(), Error> {
-        match rename_new(&self.temporary_path, &self.path) {
-            Err(Error::Raced { .. }) => drop_file(&self.temporary_path),
+        match rename_without_replacing(&self.temporary_path, &self.path) {
+            Err(Error::Raced { .. }) => remove_if_exists(&self.temporary_path),
             // An agent that started in between has removed all temporary files. Agents remove them
             // only while they hold the node's lock, unless the file system has no locks.
             Err(error) if error.is_missing() => Ok(()),
@@ -54,7 +54,7 @@ impl StagedRemoval {
 
     /// Removes the file for good.
     pub fn finish(self) -> Result<(), Error> {
-        drop_file(&self.temporary_path)?;
+        remove_if_exists(&self.temporary_path)?;
         sync_dir(&self.path)
     }
 }
@@ -78,9 +78,11 @@ pub fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
 }
 
 /// Removes a file, which may be missing.
-fn drop_file(path: &Path) -> Result<(), Error> {
+fn remove_if_exists(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::from_io("remove", path, error))
+        }
         _ => Ok(()),
     }
 }
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_staged_removal_is_undone_or_finished() {
+    fn staged_removal_is_undone_or_finished() {
         let (dir, path) = plugin();
         let removal = StagedRemoval::start(&path).unwrap().unwrap();
         assert!(!path.exists());
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_at_the_path_is_rejected_with_the_remedy() {
+    fn directory_at_the_path_is_rejected_with_the_remedy() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("linkerd-cni");
         fs::create_dir(&path).unwrap();

@@ -11,21 +11,23 @@ use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
 use tracing::warn;
 
 use super::FileAccess;
-use super::error::{Error, failed};
+use super::error::Error;
 
 /// Prefix of the names of all temporary files. The names end in `.tmp`, so that no runtime loads
 /// such a file as a network config.
-pub const TEMPORARY: &str = ".linkerd-cni.";
+pub const TEMPORARY_PREFIX: &str = ".linkerd-cni.";
 
 /// Returns whether `name` is that of a temporary file.
 pub fn is_temporary(name: &str) -> bool {
-    name.starts_with(TEMPORARY) && name.ends_with(".tmp")
+    name.starts_with(TEMPORARY_PREFIX) && name.ends_with(".tmp")
 }
 
 /// Syncs the directory of `path`, so that a rename or removal there survives a power failure.
 pub(super) fn sync_dir(path: &Path) -> Result<(), Error> {
     let dir = path.parent().unwrap_or(path);
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
+    File::open(dir)
+        .and_then(|dir| dir.sync_all())
+        .map_err(|source| Error::from_io("sync", dir, source))
 }
 
 /// Returns an unused path in the directory of `path`. The name has the time in it, because the
@@ -38,7 +40,7 @@ pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let pid = std::process::id();
     let nanos = UNIX_EPOCH.elapsed().map_or(0, |time| time.subsec_nanos());
-    Ok(dir.join(format!("{TEMPORARY}{pid}.{nanos}.{count}.tmp")))
+    Ok(dir.join(format!("{TEMPORARY_PREFIX}{pid}.{nanos}.{count}.tmp")))
 }
 
 /// A temporary file beside the file that it will replace. Dropping it removes the file.
@@ -47,19 +49,20 @@ pub struct Temporary {
     /// The file to replace. Errors name the target, because `path` differs at each attempt.
     pub(super) target: PathBuf,
     /// The file whose extended attributes are copied. `None`: the directory's default attributes.
-    xattrs_of: Option<PathBuf>,
+    xattr_source: Option<PathBuf>,
 }
 
 impl Temporary {
-    /// Chooses the path of a temporary file. [`Temporary::fill`] creates the file.
-    pub(super) fn beside(path: &Path) -> Result<Temporary, Error> {
-        let target = path.to_owned();
-        Ok(Temporary { path: temporary_path(path)?, target, xattrs_of: None })
+    /// Chooses the path of a temporary file in the directory of `target`. [`Temporary::fill`]
+    /// creates the file.
+    pub(super) fn new(target: &Path) -> Result<Temporary, Error> {
+        let path = temporary_path(target)?;
+        Ok(Temporary { path, target: target.to_owned(), xattr_source: None })
     }
 
     /// Lets [`Temporary::fill`] copy the extended attributes of the file `original`.
-    pub(super) fn with_xattrs_of(mut self, original: &Path) -> Temporary {
-        self.xattrs_of = Some(original.to_owned());
+    pub(super) fn with_xattrs_from(mut self, original: &Path) -> Temporary {
+        self.xattr_source = Some(original.to_owned());
         self
     }
 
@@ -74,16 +77,17 @@ impl Temporary {
             .create_new(true)
             .mode(0o600)
             .open(&self.path)
-            .map_err(failed("create", &self.target))?;
-        content(&mut file).map_err(failed("write", &self.target))?;
-        self.finish(&file, access).map_err(failed("write", &self.target))?;
+            .map_err(|source| Error::from_io("create", &self.target, source))?;
+        content(&mut file).map_err(|source| Error::from_io("write", &self.target, source))?;
+        self.finish(&file, access)
+            .map_err(|source| Error::from_io("write", &self.target, source))?;
         Ok(self)
     }
 
     /// Sets mode, extended attributes and owner of the file, and syncs the file to disk.
     fn finish(&self, file: &File, access: FileAccess) -> io::Result<()> {
         file.set_permissions(Permissions::from_mode(access.mode))?;
-        if let Some(original) = &self.xattrs_of {
+        if let Some(original) = &self.xattr_source {
             copy_xattrs(original, &self.path);
         }
         // The owner is set last, because changing the file of another user needs CAP_FOWNER.
@@ -121,7 +125,8 @@ impl Temporary {
 
     /// Renames the file over the one that it replaces, and syncs the directory.
     pub fn rename(self) -> Result<(), Error> {
-        fs::rename(&self.path, &self.target).map_err(failed("replace", &self.target))?;
+        fs::rename(&self.path, &self.target)
+            .map_err(|source| Error::from_io("replace", &self.target, source))?;
         sync_dir(&self.target)
     }
 }
@@ -143,13 +148,16 @@ const CONTENT_XATTRS: [&[u8]; 2] = [b"security.ima", b"security.evm"];
 /// Copies extended attributes, such as an SELinux label or an ACL. A failure (unsupported, or not
 /// permitted) is ignored, so that `to` keeps the default of its directory.
 fn copy_xattrs(from: &Path, to: &Path) {
-    let mut names = vec![0; XATTR_LIMIT];
-    let Ok(length) = llistxattr(from, &mut names) else {
+    let mut list = vec![0; XATTR_LIMIT];
+    let Ok(length) = llistxattr(from, &mut list) else {
         return;
     };
-    let names = names.get(..length).unwrap_or_default();
-    let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
-    for name in names.filter(|name| !CONTENT_XATTRS.contains(name)) {
+    // The list has a NUL after each name.
+    let list = list.get(..length).unwrap_or_default();
+    for name in list.split(|byte| *byte == 0) {
+        if name.is_empty() || CONTENT_XATTRS.contains(&name) {
+            continue;
+        }
         let mut value = vec![0; XATTR_LIMIT];
         let Ok(length) = lgetxattr(from, name, &mut value) else {
             continue;
@@ -164,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extended_attributes_are_copied() {
+    fn copy_xattrs_copies_extended_attributes() {
         let dir = tempfile::tempdir().unwrap();
         let from = dir.path().join("from");
         let to = dir.path().join("to");

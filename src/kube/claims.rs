@@ -1,4 +1,4 @@
-//! Decodes the claims of a ServiceAccount token. Pure.
+//! Decodes the claims of a ServiceAccount token.
 //!
 //! The signature is not verified, because no decision here needs it: the claims only tell when to
 //! renew a token, which UID an Event names, and which pods are the agent's. Whether a token is
@@ -28,21 +28,24 @@ impl Claims {
     /// Decodes the claims. `None`: the token is not a JSON web token.
     pub fn read(token: &str) -> Option<Claims> {
         let payload = token.split('.').nth(1)?;
-        serde_json::from_slice(&BASE64URL.decode(payload).ok()?).ok()
+        let json = BASE64URL.decode(payload).ok()?;
+        serde_json::from_slice(&json).ok()
     }
 
-    /// Namespace and name of the ServiceAccount.
+    /// Returns namespace and name of the ServiceAccount.
     pub fn account(&self) -> Option<(&str, &str)> {
         self.sub.strip_prefix("system:serviceaccount:")?.split_once(':')
     }
 
-    /// Name and UID of the pod to which the token is bound. `None`: no pod is in the token.
+    /// Returns name and UID of the pod to which the token is bound. `None` if the token is bound to
+    /// no pod.
     pub fn pod(&self) -> Option<(&str, &str)> {
         let pod = &self.kubernetes["pod"];
         pod["name"].as_str().zip(pod["uid"].as_str())
     }
 
-    /// When the token expires. `None` for a token that never expires, such as one from a Secret.
+    /// Returns when the token expires. `None` for a token that never expires, such as one from a
+    /// Secret.
     pub fn expiry(&self) -> Option<SystemTime> {
         if self.exp == 0 {
             return None;
@@ -51,21 +54,22 @@ impl Claims {
     }
 
     pub fn has_expired(&self, now: SystemTime) -> bool {
-        self.expiry().is_some_and(|end| end <= now)
+        self.expiry().is_some_and(|expiry| expiry <= now)
     }
 
-    /// Time until this percentage of the token's lifetime has passed. `None` once the token has
-    /// expired. The time is at most that part of the lifetime: a node whose clock is behind the API
-    /// server's must not wait longer than other nodes.
+    /// Returns the time until this percentage of the token's lifetime has passed. `None` once the
+    /// token has expired. The time is at most that part of the lifetime: a node whose clock is
+    /// behind the API server's must not wait longer than other nodes.
     pub fn until_percent_of_lifetime(&self, percent: u32, now: SystemTime) -> Option<Duration> {
-        let now = now.duration_since(UNIX_EPOCH).ok()?.as_secs();
-        let lifetime = self.exp.checked_sub(self.iat)?;
-        if now >= self.exp {
+        let now_seconds = now.duration_since(UNIX_EPOCH).ok()?.as_secs();
+        if now_seconds >= self.exp {
             return None;
         }
+        let lifetime = self.exp.checked_sub(self.iat)?;
         let part = (u128::from(lifetime) * u128::from(percent) / 100) as u64;
-        let left = self.iat.saturating_add(part).saturating_sub(now).min(part);
-        Some(Duration::from_secs(left))
+        let end_of_part = self.iat.saturating_add(part);
+        let remaining = end_of_part.saturating_sub(now_seconds);
+        Some(Duration::from_secs(remaining.min(part)))
     }
 }
 
@@ -94,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_json_web_token_has_no_claims() {
+    fn claims_are_missing_if_the_text_is_not_a_json_web_token() {
         for text in ["", "opaque", "a.b.c", "e30.!.c"] {
             assert!(Claims::read(text).is_none(), "{text}");
         }

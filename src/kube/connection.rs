@@ -44,9 +44,11 @@ impl Connection {
     /// files costs less than a request.
     pub fn client(&mut self) -> Result<Client, Error> {
         let access = match &self.source {
-            AccessSource::InCluster { host, port, dir } => kubeconfig::in_cluster(host, port, dir),
-            AccessSource::Kubeconfig(path) => kubeconfig::read(path),
-        }?;
+            AccessSource::InCluster { host, port, dir } => {
+                kubeconfig::read_in_cluster(host, port, dir)?
+            }
+            AccessSource::Kubeconfig(path) => kubeconfig::read(path)?,
+        };
         if let Some((current_access, client)) = &self.current
             && *current_access == access
         {

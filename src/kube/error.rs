@@ -49,8 +49,10 @@ pub enum Retry {
 impl Error {
     /// Returns the HTTP status code, whoever sent it.
     pub fn code(&self) -> Option<u16> {
-        let Error::Status { code, .. } = self else { return None };
-        Some(*code)
+        match self {
+            Error::Status { code, .. } => Some(*code),
+            _ => None,
+        }
     }
 
     /// Whether the API server itself responded with this status code and `reason`. A response of a

@@ -73,8 +73,9 @@ pub fn publish_dated(
     content: &EventContent,
     date: SystemTime,
 ) -> Result<(), Error> {
-    let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", namespace(regarding));
-    client.post(&path, &event(reporter, regarding, content, date))
+    let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", event_namespace(regarding));
+    let event = event_object(reporter, regarding, content, date);
+    client.post(&path, &event)
 }
 
 /// Returns whether the API server rejects only this Event and may accept others. It does so if the
@@ -96,7 +97,8 @@ pub fn is_rejected(error: &Error) -> bool {
     }
 }
 
-fn event(
+/// Returns the Event as the API expects it.
+fn event_object(
     reporter: Reporter<'_>,
     regarding: Regarding<'_>,
     content: &EventContent,
@@ -105,16 +107,16 @@ fn event(
     let nanos = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let suffix = format!("{nanos:x}");
     let prefix =
-        shorten(regarding.name, NAME_LIMIT - 1 - suffix.len()).trim_end_matches(['-', '.']);
+        truncate(regarding.name, NAME_LIMIT - 1 - suffix.len()).trim_end_matches(['-', '.']);
     json!({
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": format!("{prefix}.{suffix}"), "namespace": namespace(regarding)},
+        "metadata": {"name": format!("{prefix}.{suffix}"), "namespace": event_namespace(regarding)},
         "eventTime": humantime::format_rfc3339_micros(now).to_string(),
         "type": format!("{:?}", content.kind),
         "reason": content.reason,
         "action": content.action,
-        "note": shorten(&content.note, NOTE_LIMIT),
+        "note": truncate(&content.note, NOTE_LIMIT),
         "regarding": {
             "apiVersion": "v1",
             "kind": regarding.kind,
@@ -123,17 +125,18 @@ fn event(
             "uid": regarding.uid,
         },
         "reportingController": reporter.controller,
-        "reportingInstance": shorten(reporter.instance, INSTANCE_LIMIT),
+        "reportingInstance": truncate(reporter.instance, INSTANCE_LIMIT),
     })
 }
 
 /// Returns the namespace of an Event. Kubernetes keeps Events about cluster-scoped objects, such as
 /// nodes, in the namespace `default`.
-fn namespace<'a>(regarding: Regarding<'a>) -> &'a str {
+fn event_namespace<'a>(regarding: Regarding<'a>) -> &'a str {
     if regarding.namespace.is_empty() { "default" } else { regarding.namespace }
 }
 
-fn shorten(text: &str, length: usize) -> &str {
+/// Returns the start of a text, at most `length` bytes.
+fn truncate(text: &str, length: usize) -> &str {
     &text[..text.floor_char_boundary(length)]
 }
 
@@ -164,16 +167,16 @@ mod tests {
     fn an_event_names_object_reason_and_reporter() {
         let now = UNIX_EPOCH + Duration::from_micros(1_767_225_600_000_042);
         let content = content("Deleting pod to create a new one with proper CNI config");
-        let event = event(reporter("linkerd-cni-x"), pod("web-1"), &content, now);
+        let event = event_object(reporter("linkerd-cni-x"), pod("web-1"), &content, now);
         insta::assert_snapshot!(format!("{event:#}"));
     }
 
     #[test]
-    fn texts_are_cut_to_the_limits_of_the_api() {
+    fn event_texts_are_truncated_to_the_limits_of_the_api() {
         let long_name = "a-".repeat(126);
         let content = content(&"ü".repeat(900));
         let instance = "b".repeat(253);
-        let event = event(reporter(&instance), pod(&long_name), &content, SystemTime::now());
+        let event = event_object(reporter(&instance), pod(&long_name), &content, SystemTime::now());
         let name = event["metadata"]["name"].as_str().unwrap();
         assert!(name.len() <= NAME_LIMIT && !name.contains("-."), "{name}");
         assert_eq!(event["reportingInstance"], "b".repeat(INSTANCE_LIMIT));
@@ -181,9 +184,9 @@ mod tests {
     }
 
     #[test]
-    fn an_event_on_a_node_is_in_the_default_namespace() {
+    fn event_on_a_node_is_in_the_default_namespace() {
         let node = Regarding::node("node-1");
-        let event = event(reporter("x"), node, &content("y"), SystemTime::now());
+        let event = event_object(reporter("x"), node, &content("y"), SystemTime::now());
         assert_eq!(event["metadata"]["namespace"], "default");
         assert_eq!(event["regarding"]["namespace"], "");
     }

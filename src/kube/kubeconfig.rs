@@ -54,7 +54,7 @@ impl fmt::Debug for ApiAccess {
 
 /// Returns `https://host:port`, with an IPv6 host in brackets. Upstream omits the brackets, so its
 /// kubeconfig is unusable in IPv6-only clusters.
-pub fn server(host: &str, port: &str) -> String {
+pub fn server_url(host: &str, port: &str) -> String {
     let is_bare_ipv6 = host.contains(':') && !host.starts_with('[');
     if is_bare_ipv6 { format!("https://[{host}]:{port}") } else { format!("https://{host}:{port}") }
 }
@@ -69,14 +69,14 @@ pub fn read(path: &Path) -> Result<ApiAccess, Error> {
 /// `path`. Relative paths in the kubeconfig start at its directory, as they do for kubectl. A value
 /// of a wrong type counts as missing.
 fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
-    let content = decode(bytes).map_err(|problem| invalid(path, problem))?;
+    let content = decode(bytes).map_err(|problem| invalid_error(path, problem))?;
     let kubeconfig = Kubeconfig { path, content };
     let context = kubeconfig.entry("context", CONTEXT)?;
     let cluster = kubeconfig.entry("cluster", context["cluster"].as_str().unwrap_or_default())?;
     let user = kubeconfig.entry("user", context["user"].as_str().unwrap_or_default())?;
     let server = cluster["server"].as_str().unwrap_or_default();
     if !server.starts_with("https://") && !server.starts_with("http://") {
-        return Err(invalid(path, format!("server: \"{server}\" is not an https:// URL")));
+        return Err(invalid_error(path, format!("server: \"{server}\" is not an https:// URL")));
     }
     let tls_server_name = cluster["tls-server-name"].as_str().filter(|name| !name.is_empty());
     Ok(ApiAccess {
@@ -87,7 +87,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
     })
 }
 
-fn invalid(path: &Path, problem: String) -> Error {
+fn invalid_error(path: &Path, problem: String) -> Error {
     Error::Invalid { path: path.to_owned(), problem }
 }
 
@@ -103,14 +103,14 @@ impl Kubeconfig<'_> {
         let mut entries = self.content[format!("{kind}s")].as_array().into_iter().flatten();
         match entries.find(|entry| entry["name"] == name) {
             Some(entry) if entry[kind].is_object() => Ok(&entry[kind]),
-            _ => Err(invalid(self.path, format!("{kind} \"{name}\" does not exist"))),
+            _ => Err(invalid_error(self.path, format!("{kind} \"{name}\" does not exist"))),
         }
     }
 
     fn ca(&self, cluster: &Value) -> Result<Vec<u8>, Error> {
         if let Some(data) = cluster["certificate-authority-data"].as_str() {
             return BASE64.decode(data.trim()).map_err(|error| {
-                invalid(self.path, format!("certificate-authority-data: not base64: {error}"))
+                invalid_error(self.path, format!("certificate-authority-data: not base64: {error}"))
             });
         }
         match cluster["certificate-authority"].as_str() {
@@ -131,7 +131,7 @@ impl Kubeconfig<'_> {
         }
         if !token.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
             let problem = "token: contains characters that are invalid in an HTTP header";
-            return Err(invalid(self.path, problem.to_owned()));
+            return Err(invalid_error(self.path, problem.to_owned()));
         }
         Ok(Some(token.to_owned()))
     }
@@ -145,7 +145,7 @@ impl Kubeconfig<'_> {
 /// Decodes JSON or YAML. An error does not quote values, which may be tokens.
 fn decode(bytes: &[u8]) -> Result<Value, String> {
     if bytes.trim_ascii_start().starts_with(b"{") {
-        return serde_json::from_slice(bytes).map_err(|error| redact::problem(&error));
+        return serde_json::from_slice(bytes).map_err(|error| redact::describe_json_error(&error));
     }
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let documents = YamlLoader::load_from_str(text)
@@ -196,11 +196,11 @@ pub fn render(access: &ApiAccess) -> String {
 
 /// Returns the API access that Kubernetes gives each pod: the API server's address from `host` and
 /// `port` (`KUBERNETES_SERVICE_HOST`, `KUBERNETES_SERVICE_PORT`), token and CA from files in `dir`.
-pub fn in_cluster(host: &str, port: &str, dir: &Path) -> Result<ApiAccess, Error> {
+pub fn read_in_cluster(host: &str, port: &str, dir: &Path) -> Result<ApiAccess, Error> {
     let (token, _) = files::read(&dir.join("token"))?;
     let (ca, _) = files::read(&dir.join("ca.crt"))?;
     Ok(ApiAccess {
-        server: server(host, port),
+        server: server_url(host, port),
         tls_server_name: None,
         ca,
         token: Some(String::from_utf8_lossy(&token).trim().to_owned()),

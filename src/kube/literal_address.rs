@@ -1,4 +1,4 @@
-//! The address of an API server whose URL has an IP address, without name resolution. Pure.
+//! Takes the address of an API server from its URL, without name resolution.
 //!
 //! The plugin must not resolve names. It runs on the host as a static program, in which libc's
 //! resolver would load the modules that the host's `nsswitch.conf` names. These modules belong to
@@ -27,25 +27,30 @@ impl Resolver for LiteralAddress {
         _config: &Config,
         _timeout: NextTimeout,
     ) -> Result<ResolvedSocketAddrs, Error> {
-        let address = address(uri).ok_or_else(|| {
+        let Some(address) = parse_address(uri) else {
             let host = uri.host().unwrap_or_default();
-            Error::BadUri(format!("the host {host} is not an IP address, and is not resolved"))
-        })?;
+            return Err(Error::BadUri(format!(
+                "the host {host} is not an IP address, and is not resolved"
+            )));
+        };
         let default_port = if uri.scheme_str() == Some("http") { 80 } else { 443 };
-        let mut found = self.empty();
-        found.push(SocketAddr::new(address, uri.port_u16().unwrap_or(default_port)));
-        Ok(found)
+        let port = uri.port_u16().unwrap_or(default_port);
+        let mut addresses = self.empty();
+        addresses.push(SocketAddr::new(address, port));
+        Ok(addresses)
     }
 }
 
 impl ApiAccess {
     /// Returns the IP address in the server's URL. `None`: the URL has a host name.
     pub fn address(&self) -> Option<IpAddr> {
-        address(&self.server.parse().ok()?)
+        let uri: Uri = self.server.parse().ok()?;
+        parse_address(&uri)
     }
 }
 
-fn address(uri: &Uri) -> Option<IpAddr> {
+/// Returns the IP address in a URL. `None`: the URL has a host name.
+fn parse_address(uri: &Uri) -> Option<IpAddr> {
     host(uri).parse().ok()
 }
 

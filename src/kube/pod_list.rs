@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_keeps_the_selected_pods_up_to_a_limit() {
+    fn list_keeps_the_selected_pods_up_to_a_limit() {
         let many = vec![KEPT; MAX_PODS + 7].join(",");
         for (items, kept, dropped) in
             [(&*[HEALTHY, KEPT, HEALTHY].join(","), 1, 0), (&many, MAX_PODS, 7)]

@@ -90,7 +90,7 @@ pub enum Error {
     Connection(#[from] connection::Error),
     #[error(transparent)]
     Request(#[from] super::Error),
-    #[error("incomplete or unexpected response of the API server: {}", redact::problem(.0))]
+    #[error("incomplete or unexpected response of the API server: {}", redact::describe_json_error(.0))]
     InvalidResponse(#[from] serde_json::Error),
     #[error("the API server ended the watch with status {code}: {message}")]
     ServerStatus { code: u16, message: String },
@@ -114,9 +114,9 @@ impl Error {
         }
     }
 
-    /// Wait that the API server requests by a `Retry-After` header, capped. Up to half of the wait
-    /// is added as jitter, because the API server sends the same header to all nodes. Zero without
-    /// the header.
+    /// Returns the wait that the API server requests by a `Retry-After` header, at most
+    /// [`RETRY_AFTER_CAP`]. Up to half of the wait is added as jitter, because the API server sends
+    /// the same header to all nodes. Zero without the header.
     fn retry_after(&self) -> Duration {
         if let Error::Request(error) = self
             && let Retry::After(wait) = error.retry()
@@ -166,37 +166,31 @@ pub fn run<T: FromPod>(
 ) {
     thread::sleep(jitter(spread));
     let mut backoff = Backoff::spread(RETRIES);
+    // The version from which the next watch continues. `None`: the pods have to be listed first.
     let mut version: Option<String> = None;
     loop {
-        let error = match version.take() {
-            None => {
-                let list = list_pods(&mut connection, selection);
-                // The connection would only hold memory, because the watch opens one of its own.
-                connection.close();
-                match list {
-                    Ok(PodList { resource_version, pods, dropped }) => {
-                        version = Some(resource_version);
-                        // A request for a new list is ignored, because this list is new.
-                        let _ = on_update(Update::Listed { pods, dropped });
-                        continue;
-                    }
-                    Err(error) => error,
+        let result = match version.take() {
+            None => match list_and_report(&mut connection, selection, &mut on_update) {
+                Ok(list_version) => {
+                    version = Some(list_version);
+                    Ok(())
                 }
-            }
-            Some(from) => {
-                let began = Instant::now();
-                let mut watch = Watch::from_version(&from);
-                let end = watch.run(&mut connection, selection, &mut on_update);
-                let lasted = began.elapsed();
-                if lasted >= STEADY {
+                Err(error) => Err(error),
+            },
+            Some(start_version) => {
+                let started = Instant::now();
+                let mut watch = Watch::from_version(&start_version);
+                let result = watch.run(&mut connection, selection, &mut on_update);
+                let duration = started.elapsed();
+                if duration >= STEADY {
                     backoff.reset();
                 }
-                version = next_version(&from, watch.last_version, lasted, &end);
-                match end {
-                    Ok(_) => continue,
-                    Err(error) => error,
-                }
+                version = next_version(&start_version, watch.last_version, duration, &result);
+                result.map(drop)
             }
+        };
+        let Err(error) = result else {
+            continue;
         };
         let wait = backoff.next_delay().max(error.retry_after());
         if on_update(Update::Failed { error: &error, wait }).is_break() {
@@ -204,6 +198,21 @@ pub fn run<T: FromPod>(
         }
         thread::sleep(wait);
     }
+}
+
+/// Lists the pods, and calls `on_update` with them. Returns the version of the list.
+fn list_and_report<T: FromPod>(
+    connection: &mut Connection,
+    selection: &Selection,
+    on_update: &mut impl FnMut(Update<'_, T>) -> ControlFlow<()>,
+) -> Result<String, Error> {
+    let result = list_pods(connection, selection);
+    // The connection would only hold memory, because the watch opens one of its own.
+    connection.close();
+    let PodList { resource_version, pods, dropped } = result?;
+    // A request for a new list is ignored, because this list is new.
+    let _ = on_update(Update::Listed { pods, dropped });
+    Ok(resource_version)
 }
 
 /// A watch, and the version up to which it has received events.
@@ -226,7 +235,7 @@ impl Watch {
         selection: &Selection,
         on_update: &mut impl FnMut(Update<'_, T>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Error> {
-        let began = Instant::now();
+        let started = Instant::now();
         // The time is random, so that the watches of many nodes do not end together if they begin
         // together. The API takes whole seconds.
         let requested = Duration::from_secs(between(WATCH_TIME, 2 * WATCH_TIME).as_secs());
@@ -243,7 +252,8 @@ impl Watch {
         for event in watch_events::parse_events(response) {
             let (version, update) = match event? {
                 WatchEvent::Error(ApiStatus { code, message, .. }) => {
-                    let message = redact::message(&message.unwrap_or_default(), connection.token());
+                    let message =
+                        redact::redact_message(&message.unwrap_or_default(), connection.token());
                     return Err(Error::ServerStatus { code, message });
                 }
                 WatchEvent::Bookmark(object) => (object.metadata.resource_version, Update::Alive),
@@ -251,7 +261,7 @@ impl Watch {
                     (object.metadata.resource_version.clone(), Update::Deleted(object.metadata))
                 }
                 WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                    (pod.metadata.resource_version.clone(), update_of(pod))
+                    (pod.metadata.resource_version.clone(), update_from_pod(pod))
                 }
             };
             if !version.is_empty() {
@@ -261,7 +271,7 @@ impl Watch {
                 return Ok(ControlFlow::Break(()));
             }
         }
-        let lasted = began.elapsed();
+        let lasted = started.elapsed();
         if lasted + EARLY_END_TOLERANCE < requested {
             return Err(Error::EndedEarly { lasted, requested });
         }
@@ -270,7 +280,7 @@ impl Watch {
 }
 
 /// Returns the update for a pod that was added or changed.
-fn update_of<T: FromPod>(pod: Pod) -> Update<'static, T> {
+fn update_from_pod<T: FromPod>(pod: Pod) -> Update<'static, T> {
     let ended = if pod.status.has_ended() { Some(pod.metadata.clone()) } else { None };
     match (T::from_pod(pod), ended) {
         (Some(kept), _) => Update::Changed(kept),
@@ -279,24 +289,25 @@ fn update_of<T: FromPod>(pod: Pod) -> Update<'static, T> {
     }
 }
 
-/// Returns the version from which the next watch continues, which is `last`. `None`: a new list is
-/// needed. The watch before began `from` a version, and has `lasted` for some time.
+/// Returns the version from which the next watch continues. `None` if the pods have to be listed
+/// again. The watch that has ended began at `start_version`, and received events up to
+/// `last_version`.
 ///
 /// A new list is needed after a long watch without a newer version: if etcd was restored from a
 /// backup, resourceVersions restart at a lower number, and a watch from the old, higher number
 /// receives nothing.
 fn next_version(
-    from: &str,
-    last: String,
-    lasted: Duration,
-    end: &Result<ControlFlow<()>, Error>,
+    start_version: &str,
+    last_version: String,
+    duration: Duration,
+    result: &Result<ControlFlow<()>, Error>,
 ) -> Option<String> {
-    let is_silent = last == from && lasted >= READ_TIMEOUT;
-    let can_continue = match end {
+    let received_nothing = last_version == start_version && duration >= READ_TIMEOUT;
+    let can_continue = match result {
         Ok(flow) => flow.is_continue(),
-        Err(error) => !error.needs_new_list() && !is_silent,
+        Err(error) => !error.needs_new_list() && !received_nothing,
     };
-    if can_continue { Some(last) } else { None }
+    if can_continue { Some(last_version) } else { None }
 }
 
 #[cfg(test)]
@@ -304,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_selection_is_the_pods_of_a_node_or_one_pod() {
+    fn selection_path_selects_the_pods_of_a_node_or_one_pod() {
         let pod = Selection::Pod { namespace: "mesh".into(), name: "cni-x".into() };
         let path_of_pod = "/api/v1/namespaces/mesh/pods?fieldSelector=metadata%2Ename%3Dcni%2Dx";
         assert_eq!(pod.path(), path_of_pod);
@@ -313,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_continues_unless_its_version_is_expired_or_old() {
+    fn watch_continues_unless_its_version_is_expired_or_old() {
         let ended_early = || Err(Error::EndedEarly { lasted: STEADY, requested: WATCH_TIME });
         let expired = Err(Error::ServerStatus { code: 410, message: String::new() });
         let short = Duration::ZERO;
@@ -334,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retry_after_header_is_respected_up_to_a_cap() {
+    fn retry_after_header_is_respected_up_to_a_cap() {
         for (seconds, least, most) in
             [(None, 0, 0), (Some(0), 0, 0), (Some(10), 10, 15), (Some(3600), 60, 90)]
         {

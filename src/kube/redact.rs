@@ -18,18 +18,18 @@ pub fn decode_object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T>
 }
 
 /// Describes why text is invalid JSON. Omits the invalid value, which serde's own message quotes.
-pub fn problem(error: &serde_json::Error) -> String {
+pub fn describe_json_error(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    let Some((found, expected)) = text.rsplit_once(", expected ") else {
+    let Some((actual, expected)) = text.rsplit_once(", expected ") else {
         return text;
     };
     // serde quotes the value after its type, as in `invalid type: string "secret"`.
-    let type_of_value = found.split(['"', '`']).next().unwrap_or_default();
+    let type_of_value = actual.split(['"', '`']).next().unwrap_or_default();
     format!("{}, expected {expected}", type_of_value.trim_end())
 }
 
 /// Returns the message of an error response on one line, cut, and without the request's token.
-pub fn message(text: &str, token: Option<&str>) -> String {
+pub fn redact_message(text: &str, token: Option<&str>) -> String {
     let redacted = token.map(|token| text.replace(token, "[token]"));
     let line = one_line(redacted.as_deref().unwrap_or(text).trim());
     line.chars().take(MESSAGE_LIMIT).collect()
@@ -41,7 +41,7 @@ mod tests {
     use crate::kube::types::{Container, Pod};
 
     #[test]
-    fn an_invalid_value_is_not_quoted() {
+    fn error_does_not_quote_an_invalid_value() {
         let env = r#"{"env":[{"name":"A","value":1234}]}"#;
         let cases = [
             (r#"{"env":"a, expected secret"}"#, "string, expected a sequence at line 1 column 27"),
@@ -50,9 +50,9 @@ mod tests {
         ];
         for (text, expected) in cases {
             let error = decode_object::<Container>(text.as_bytes()).unwrap_err();
-            assert_eq!(problem(&error), format!("invalid type: {expected}"), "{text}");
+            assert_eq!(describe_json_error(&error), format!("invalid type: {expected}"), "{text}");
         }
         let error = decode_object::<Pod>(b"{}").unwrap_err();
-        assert_eq!(problem(&error), "missing field `metadata` at line 1 column 2");
+        assert_eq!(describe_json_error(&error), "missing field `metadata` at line 1 column 2");
     }
 }

@@ -38,7 +38,7 @@ mod tests {
     use crate::metrics::openmetrics;
 
     #[test]
-    fn requests_are_counted_by_the_class_of_the_status() {
+    fn requests_are_counted_by_status_class() {
         for status in [Some(201), Some(404), Some(503), Some(302), None] {
             count(status);
         }

@@ -1,4 +1,4 @@
-//! Decides whether a node is in a DaemonSet's scope. Pure.
+//! Decides whether a node is in a DaemonSet's scope.
 //!
 //! The rules are those of Kubernetes' DaemonSet controller (`NodeShouldRunDaemonPod` in
 //! `pkg/controller/daemon`, with the matching of `k8s.io/component-helpers/scheduling/corev1`). The
@@ -92,14 +92,14 @@ pub enum Exclusion {
 
 /// Returns why no pod of this template can run on the node; `None` if a pod can or may run there.
 pub fn exclusion(template: &Placement, node: &Node) -> Option<Exclusion> {
-    if let Some(why) = selector_mismatch(template, node) {
-        return Some(Exclusion::NotSelected(why));
+    if let Some(reason) = selector_mismatch(template, node) {
+        return Some(Exclusion::NotSelected(reason));
     }
     for taint in &node.spec.taints {
         if is_repelled(template, taint) {
             let Taint { key, value, effect } = taint;
-            let why = format!("taint {key}={value}:{effect} is not tolerated");
-            return Some(Exclusion::Tainted(why));
+            let reason = format!("taint {key}={value}:{effect} is not tolerated");
+            return Some(Exclusion::Tainted(reason));
         }
     }
     None
@@ -147,28 +147,34 @@ fn is_mismatch(term: &NodeSelectorTerm, node: &Node) -> bool {
     false
 }
 
-/// Whether `found`, the value of the label or field, certainly does not meet the requirement.
-fn is_unmet(requirement: &Requirement, found: Option<&str>) -> bool {
+/// Whether `value`, the value of the label or field, certainly does not meet the requirement.
+fn is_unmet(requirement: &Requirement, value: Option<&str>) -> bool {
     let Requirement { operator, values, .. } = requirement;
-    let is_listed = values.iter().any(|value| Some(value.as_str()) == found);
+    let is_listed = values.iter().any(|listed| Some(listed.as_str()) == value);
     match operator.as_str() {
         "In" => !values.is_empty() && !is_listed,
         "NotIn" => is_listed,
-        "Exists" => found.is_none(),
-        "DoesNotExist" => found.is_some(),
-        "Gt" => is_beyond_bound(requirement, found, Ordering::Greater) == Some(false),
-        "Lt" => is_beyond_bound(requirement, found, Ordering::Less) == Some(false),
+        "Exists" => value.is_none(),
+        "DoesNotExist" => value.is_some(),
+        "Gt" => is_beyond_bound(requirement, value, Ordering::Greater) == Some(false),
+        "Lt" => is_beyond_bound(requirement, value, Ordering::Less) == Some(false),
         _ => false,
     }
 }
 
-/// Whether the number `found` is on this `side` of the requirement's bound. `None` if the number or
+/// Whether the number `value` is on this `side` of the requirement's bound. `None` if the number or
 /// the bound is not a whole number. A missing label is on neither side.
-fn is_beyond_bound(requirement: &Requirement, found: Option<&str>, side: Ordering) -> Option<bool> {
-    let [bound] = &requirement.values[..] else { return None };
-    let bound: i64 = bound.parse().ok()?;
-    let Some(found) = found else { return Some(false) };
-    Some(found.parse::<i64>().ok()?.cmp(&bound) == side)
+fn is_beyond_bound(requirement: &Requirement, value: Option<&str>, side: Ordering) -> Option<bool> {
+    // Kubernetes rejects a bound that is not exactly one value.
+    if requirement.values.len() != 1 {
+        return None;
+    }
+    let bound: i64 = requirement.values[0].parse().ok()?;
+    let Some(value) = value else {
+        return Some(false);
+    };
+    let number: i64 = value.parse().ok()?;
+    Some(number.cmp(&bound) == side)
 }
 
 /// Whether the taint certainly keeps pods of this template off the node.

@@ -92,8 +92,13 @@ impl<In: Transport> Connector<In> for Tls {
         details: &ConnectionDetails<'_>,
         chained: Option<In>,
     ) -> Result<Option<Self::Out>, ureq::Error> {
-        let Some(transport) = chained else { return Ok(None) };
-        let Some(config) = self.config.clone() else { return Ok(Some(Either::A(transport))) };
+        let Some(transport) = chained else {
+            return Ok(None);
+        };
+        let Some(config) = self.config.clone() else {
+            // Plain HTTP needs no TLS.
+            return Ok(Some(Either::A(transport)));
+        };
         let name = self.server_name.as_deref().unwrap_or(host(details.uri));
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| ureq::Error::BadUri(format!("{name} is not a valid server name")))?;
@@ -180,7 +185,7 @@ impl ServerCertVerifier for Verifier {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
                 Ok(ServerCertVerified::assertion())
             }
-            verified => verified,
+            result => result,
         }
     }
 

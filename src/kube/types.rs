@@ -30,7 +30,9 @@ pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserializ
 
 /// Decodes environment variables, and keeps only the proxy's listen addresses, because a pod may
 /// have a megabyte of other variables.
-fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D::Error> {
+fn deserialize_listen_addresses<'de, D: Deserializer<'de>>(
+    env: D,
+) -> Result<Vec<EnvVar>, D::Error> {
     let mut vars: Vec<EnvVar> = null_as_default(env)?;
     vars.retain(|EnvVar { name, .. }| {
         name.starts_with("LINKERD2_PROXY_") && name.contains("_LISTEN_ADDR")
@@ -65,7 +67,7 @@ pub struct Container {
     pub security_context: SecurityContext,
     /// `Always` for an init container that is a native sidecar.
     pub restart_policy: Option<String>,
-    #[serde(deserialize_with = "listen_addresses")]
+    #[serde(deserialize_with = "deserialize_listen_addresses")]
     pub env: Vec<EnvVar>,
 }
 

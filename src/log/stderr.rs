@@ -22,8 +22,8 @@ const PIPE_BUF: usize = 4096;
 static STDERR: Mutex<()> = Mutex::new(());
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Number of lines that were dropped or only partly written.
-pub fn dropped() -> u64 {
+/// Returns the number of lines that were dropped or only partly written.
+pub fn dropped_line_count() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
@@ -44,14 +44,14 @@ impl Write for Stderr {
 
 /// Writes `line`, which ends with a newline, or drops it.
 pub fn write_line(line: &[u8]) {
-    let _held = STDERR.lock().unwrap_or_else(PoisonError::into_inner);
-    if !write_whole(io::stderr().as_fd(), line) {
+    let _guard = STDERR.lock().unwrap_or_else(PoisonError::into_inner);
+    if !write_all(io::stderr().as_fd(), line) {
         DROPPED.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Writes `line`. Returns whether all of it was written.
-fn write_whole(fd: BorrowedFd<'_>, mut line: &[u8]) -> bool {
+fn write_all(fd: BorrowedFd<'_>, mut line: &[u8]) -> bool {
     while !line.is_empty() {
         match write_some(fd, line) {
             Ok(0) => return false,
@@ -72,7 +72,7 @@ fn write_whole(fd: BorrowedFd<'_>, mut line: &[u8]) -> bool {
 fn write_some(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     match send(fd.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
         Err(Errno::ENOTSOCK) => {}
-        sent => return sent,
+        result => return result,
     }
     let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
     poll(&mut fds, PollTimeout::ZERO)?;

@@ -71,7 +71,7 @@ pub fn read(settings: &NodeSettings) -> Result<Option<Withdrawal>, Error> {
     };
     match redact::decode_object(&bytes) {
         Ok(withdrawal) => Ok(Some(withdrawal)),
-        Err(error) => Err(Error::Invalid { path, problem: redact::problem(&error) }),
+        Err(error) => Err(Error::Invalid { path, problem: redact::describe_json_error(&error) }),
     }
 }
 

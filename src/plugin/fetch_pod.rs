@@ -219,6 +219,6 @@ fn read_access(path: &Path) -> Result<ApiAccess, Error> {
 fn new_client(access: &ApiAccess, budget: Duration, deadline: Deadline) -> Result<Client, Error> {
     let deadlines = Deadlines { connect: budget / 3, response: budget / 2, body: budget / 2 };
     Client::new::<LiteralAddress>(access, "linkerd-cni", deadlines)
-        .map(|client| client.until(deadline))
+        .map(|client| client.with_deadline(deadline))
         .map_err(|error| Error::new(Failure::Kubeconfig, error.to_string()))
 }

@@ -144,7 +144,7 @@ fn the_format_stands_for_the_facts_and_annotations_of_a_file() {
 }
 
 #[test]
-fn a_file_of_another_pod_is_rejected() {
+fn file_of_another_pod_is_rejected() {
     let dir = run_dir();
     publish(dir.path(), pod("web", "u-1"), UNMESHED).unwrap();
     fs::copy(dir.path().join("pods/u-1"), dir.path().join("pods/u-2")).unwrap();
@@ -178,7 +178,7 @@ fn every_half_written_or_foreign_file_is_rejected() {
 }
 
 #[test]
-fn a_file_that_others_can_write_or_own_is_rejected() {
+fn file_that_others_can_write_or_own_is_rejected() {
     let dir = run_dir();
     let web = pod("web", "u-1");
     for (mode, is_trusted) in [(0o600, true), (0o644, true), (0o620, false), (0o602, false)] {
@@ -193,7 +193,7 @@ fn a_file_that_others_can_write_or_own_is_rejected() {
 }
 
 #[test]
-fn a_pod_whose_uid_is_no_file_name_is_not_published() {
+fn pod_is_not_published_if_its_uid_is_not_a_file_name() {
     let dir = run_dir();
     for uid in ["", ".lock", "..", "../u", "a/b", "a b", &"a".repeat(254)] {
         assert!(publish(dir.path(), pod("web", uid), UNMESHED).is_err(), "{uid}");
@@ -204,7 +204,7 @@ fn a_pod_whose_uid_is_no_file_name_is_not_published() {
 }
 
 #[test]
-fn the_copy_of_a_node_without_agent_is_empty() {
+fn node_copy_without_an_agent_is_empty() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(read(dir.path(), &pod("web", "u-1")).unwrap(), None);
     assert!(!is_kept(dir.path()));
@@ -214,7 +214,7 @@ fn the_copy_of_a_node_without_agent_is_empty() {
 }
 
 #[test]
-fn the_copy_is_kept_while_one_of_several_agents_holds_the_lock() {
+fn node_copy_is_kept_while_one_of_several_agents_holds_the_lock() {
     let dir = run_dir();
     assert!(!is_kept(dir.path()));
     let first = Lock::take(dir.path()).unwrap();

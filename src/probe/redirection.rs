@@ -60,18 +60,19 @@ pub fn serve(token: &str, ports: &[u16]) -> anyhow::Result<()> {
         // Listens on all addresses of both IP families.
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, *port));
         let listener =
-            admin::listener(address).with_context(|| format!("cannot listen on port {port}"))?;
+            admin::listen(address).with_context(|| format!("cannot listen on port {port}"))?;
         listeners.push((*port, listener));
     }
     tracing::info!("listening on {ports:?}");
-    let connected = AtomicBool::new(false);
+    let has_connection = AtomicBool::new(false);
     thread::scope(|scope| {
         for (port, listener) in &listeners {
-            let (line, connected) = (response(token, *port), &connected);
-            scope.spawn(move || reply_to_all(listener, &line, connected));
+            let line = response(token, *port);
+            let has_connection = &has_connection;
+            scope.spawn(move || reply_to_all(listener, &line, has_connection));
         }
         thread::sleep(RETRY_BUDGET);
-        if !connected.load(Ordering::Relaxed) {
+        if !has_connection.load(Ordering::Relaxed) {
             tracing::error!(
                 "no connection was redirected to {ports:?} within {} s: the container runtime did \
                  not call the plugin for this pod, or the plugin skipped the pod; see the log of \
@@ -83,9 +84,10 @@ pub fn serve(token: &str, ports: &[u16]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn reply_to_all(listener: &TcpListener, line: &str, connected: &AtomicBool) {
+/// Replies to each connection with `line`. Does not return.
+fn reply_to_all(listener: &TcpListener, line: &str, has_connection: &AtomicBool) {
     for stream in listener.incoming() {
-        connected.store(true, Ordering::Relaxed);
+        has_connection.store(true, Ordering::Relaxed);
         if let Err(error) = stream.and_then(|stream| reply(stream, line)) {
             tracing::debug!("{error}");
             thread::sleep(PAUSE);
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_probe_retries_until_the_server_has_started() {
+    fn probe_retries_until_the_server_has_started() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         thread::spawn(move || {
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn each_redirected_family_of_the_pod_is_probed() {
+    fn probe_has_an_address_for_each_redirected_family() {
         let four: IpAddr = "10.0.0.1".parse().unwrap();
         let six: IpAddr = "fd00::1".parse().unwrap();
         for (ips, no_ipv6, expected) in [

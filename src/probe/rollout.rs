@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{ATTEMPT_TIMEOUT, retry};
 use crate::agent::identity::{USER_AGENT, access_source, agent_namespace};
 use crate::agent::settings::Settings;
-use crate::extension::checks::rollout;
+use crate::extension::checks::check_rollout;
 use crate::kube::Deadlines;
 use crate::kube::connection::Connection;
 use crate::kube::scheduling::daemonset_path;
@@ -24,19 +24,23 @@ pub fn verify(settings: &Settings) -> anyhow::Result<()> {
     let namespace = agent_namespace(settings).context("LINKERD_CNI_NAMESPACE is not set")?;
     let path = daemonset_path(&namespace, "linkerd-cni");
     let mut connection = Connection::new(source, USER_AGENT, Deadlines::per_phase(ATTEMPT_TIMEOUT));
-    let nodes = retry(ROLLOUT_BUDGET, || ready_nodes(&connection.client()?.get(&path)?));
-    let nodes = nodes.map_err(|problem| {
+    let result = retry(ROLLOUT_BUDGET, || {
+        let daemonset = connection.client()?.get(&path)?;
+        require_ready_nodes(&daemonset)
+    });
+    let node_count = result.map_err(|problem| {
         anyhow!("{problem:#}; see `kubectl get pods -n {namespace} -l k8s-app=linkerd-cni -o wide`")
     })?;
-    tracing::info!("the agent is ready on each of {nodes} nodes");
+    tracing::info!("the agent is ready on each of {node_count} nodes");
     Ok(())
 }
 
-/// Returns the number of the DaemonSet's nodes. Fails unless each node has an agent of the newest
-/// revision, and the agent is ready. The API server omits fields that are 0.
-fn ready_nodes(daemonset: &Value) -> anyhow::Result<u64> {
-    rollout("the DaemonSet", daemonset)?;
+/// Fails unless each node of the DaemonSet has an agent of the newest revision, and the agent is
+/// ready. Returns the number of nodes.
+fn require_ready_nodes(daemonset: &Value) -> anyhow::Result<u64> {
+    check_rollout("the DaemonSet", daemonset)?;
     let status = &daemonset["status"];
+    // The API server omits fields that are 0.
     let nodes = status["desiredNumberScheduled"].as_u64().unwrap_or_default();
     let ready = status["numberReady"].as_u64().unwrap_or_default();
     ensure!(ready >= nodes, "the agent is ready on {ready} of {nodes} nodes");
@@ -61,7 +65,7 @@ mod tests {
                 "updatedNumberScheduled": updated, "numberReady": ready,
             });
             let daemonset = serde_json::json!({"metadata": {"generation": 3}, "status": status});
-            match (ready_nodes(&daemonset), expected) {
+            match (require_ready_nodes(&daemonset), expected) {
                 (Ok(number), Ok(expected)) => assert_eq!(number, expected),
                 (Err(problem), Err(part)) => {
                     assert!(problem.to_string().contains(part), "{problem}")
@@ -71,6 +75,6 @@ mod tests {
         }
         // The API server omits updatedNumberScheduled if it is 0, and a new DaemonSet has no
         // status.
-        assert!(ready_nodes(&serde_json::json!({"metadata": {"generation": 1}})).is_err());
+        assert!(require_ready_nodes(&serde_json::json!({"metadata": {"generation": 1}})).is_err());
     }
 }

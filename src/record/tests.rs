@@ -55,7 +55,7 @@ fn ignored_elements_of_known_lists_are_cut_and_logged_with_the_record() {
 }
 
 #[test]
-fn an_error_code_counts_whether_or_not_the_pod_was_redirected() {
+fn has_code_finds_codes_of_failed_and_redirected_pods() {
     let degraded = |code: u32| {
         let record = RECORD
             .replace("\"error\":", "\"other\":")
@@ -90,7 +90,7 @@ fn invalid_records_are_rejected() {
 }
 
 #[test]
-fn a_record_keeps_failure_name_and_warnings_over_the_socket() {
+fn record_keeps_failure_name_and_warnings_over_the_socket() {
     let record = Record::new(Command::Add, "c");
     assert_eq!(record.warnings(), [""; 0]);
     let record = Record { ipv6_bypasses_proxy: true, ..record }
@@ -159,7 +159,7 @@ fn only_a_cut_error_text_ends_with_an_ellipsis() {
 }
 
 #[test]
-fn a_record_with_a_word_of_a_later_plugin_is_read() {
+fn record_with_an_unknown_backend_or_source_is_parsed() {
     let record = parse_with("\"new\":{}", r#""backend":"ebpf","source":"oracle""#).unwrap();
     assert_eq!((record.backend, record.source, record.requests), (None, None, 2));
     let record = parse_with("\"new\":{}", r#""backend":"nft","source":null"#).unwrap();

@@ -80,7 +80,7 @@ impl Settings {
     }
 
     pub fn net_dir(&self) -> PathBuf {
-        files::below(&self.mount_prefix, Path::new(&self.net_dir))
+        files::path_in_container(&self.mount_prefix, Path::new(&self.net_dir))
     }
 
     /// Returns the start of this process by the node's present clock, to compare it with the dates

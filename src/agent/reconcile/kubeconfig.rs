@@ -187,8 +187,8 @@ fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess,
     };
     let tls_server_name = settings.api_name().map(str::to_owned);
     let server = match (&tls_server_name, resolved.address, resolved.error) {
-        (None, ..) => kubeconfig::server(host, port),
-        (Some(_), Some(address), _) => kubeconfig::server(&address.to_string(), port),
+        (None, ..) => kubeconfig::server_url(host, port),
+        (Some(_), Some(address), _) => kubeconfig::server_url(&address.to_string(), port),
         (Some(name), None, None) => {
             return Err(Waiting(format!("waiting for the address of the API server {name}")));
         }

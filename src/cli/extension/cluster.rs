@@ -48,7 +48,7 @@ impl ClusterFlags {
     }
 
     /// Returns kubectl's flags for the same cluster and user.
-    pub fn kubectl(&self) -> Vec<String> {
+    pub fn kubectl_flags(&self) -> Vec<String> {
         let mut flags = Vec::new();
         for (name, value) in
             [("kubeconfig", &self.kubeconfig), ("context", &self.context), ("as", &self.user)]
@@ -86,15 +86,15 @@ mod tests {
     }
 
     #[test]
-    fn impersonation_is_passed_to_kubectl() {
+    fn impersonation_flags_are_passed_to_kubectl() {
         let line = "linkerd-cni --as=jane --as-group=[a,b] --as-group c";
         let flags = TestFlags::try_parse_from(line.split_whitespace()).unwrap();
         let wanted = ["--as=jane", "--as-group=a", "--as-group=b", "--as-group=c"];
-        assert_eq!(flags.cluster.kubectl(), wanted);
+        assert_eq!(flags.cluster.kubectl_flags(), wanted);
     }
 
     #[test]
-    fn an_empty_control_plane_namespace_means_the_default() {
+    fn empty_control_plane_namespace_selects_the_default() {
         for (value, namespace) in [("", "linkerd"), ("mesh", "mesh")] {
             let flags = TestFlags::try_parse_from(["x", "-L", value]).unwrap();
             assert_eq!(flags.cluster.linkerd_namespace(), namespace);

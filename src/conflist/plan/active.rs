@@ -16,16 +16,17 @@ use crate::conflist::{self, Conflist};
 pub(super) fn active_config<'f>(
     files: impl IntoIterator<Item = &'f ConfigFile>,
 ) -> Option<&'f ConfigFile> {
-    first_candidate(files).filter(|file| is_loadable(file))
+    let candidate = first_candidate(files)?;
+    if is_loadable(candidate) { Some(candidate) } else { None }
 }
 
 /// Returns the first file that a runtime loads, or may load although the agent cannot read it.
 fn first_candidate<'f>(files: impl IntoIterator<Item = &'f ConfigFile>) -> Option<&'f ConfigFile> {
-    files.into_iter().find(|file| is_loadable(file) || why_unreadable(file).is_some())
+    files.into_iter().find(|file| is_loadable(file) || unreadable_reason(file).is_some())
 }
 
 /// Returns why the agent cannot read `file`, if the runtime may load it.
-fn why_unreadable(file: &ConfigFile) -> Option<String> {
+fn unreadable_reason(file: &ConfigFile) -> Option<String> {
     let unreadable = file.content.as_ref().err()?;
     if unreadable.runtime != RuntimeReaction::MayLoad {
         return None;
@@ -45,7 +46,7 @@ pub fn called_config<'f>(
 ) -> Option<&'f ConfigFile> {
     let files: Vec<&ConfigFile> = files.into_iter().collect();
     let active = active_config(files.iter().copied())?;
-    Some(multus::delegate(active, &files).unwrap_or(active))
+    Some(multus::find_delegate(active, &files).unwrap_or(active))
 }
 
 /// Returns whether a runtime loads `file`.
@@ -64,21 +65,27 @@ fn check_loadable(kind: ConfigKind, text: &str) -> Result<(), conflist::Error> {
 /// Returns the network config whose plugin entry is in use. That is the one through which the
 /// runtime calls the plugin in this `mode`, or else the first one that has a plugin entry: a meta
 /// plugin such as Multus may call it.
-pub fn installed_config<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
-    chained_config(mode, found)
-        .or_else(|| called_config(found).filter(|file| has_entry(file)))
-        .or_else(|| found.iter().find(|file| has_entry(file)))
+pub fn installed_config<'f>(mode: &ChainMode, files: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
+    if let Some(file) = chained_config(mode, files) {
+        return Some(file);
+    }
+    if let Some(file) = called_config(files)
+        && has_entry(file)
+    {
+        return Some(file);
+    }
+    files.iter().find(|file| has_entry(file))
 }
 
 /// Returns the network config through which the runtime calls the plugin: the active one, in mode
 /// [`ChainMode::Only`] the file that `cniConfFileName` names, and in mode [`ChainMode::Standalone`]
 /// the agent's own file, which another plugin calls.
-pub fn chained_config<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
+pub fn chained_config<'f>(mode: &ChainMode, files: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
     match mode {
         ChainMode::Only(_) | ChainMode::Standalone(_) => {
-            selected_configs(mode, found).find(|file| has_entry(file))
+            selected_configs(mode, files).find(|file| has_entry(file))
         }
-        ChainMode::Every => called_config(found).filter(|file| has_entry(file)),
+        ChainMode::Every => called_config(files).filter(|file| has_entry(file)),
     }
 }
 
@@ -86,10 +93,10 @@ pub fn chained_config<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&
 /// that the agent makes from them.
 pub fn selected_configs<'f>(
     mode: &ChainMode,
-    found: &'f [ConfigFile],
+    files: &'f [ConfigFile],
 ) -> impl Iterator<Item = &'f ConfigFile> {
     let only = mode.only_config();
-    found.iter().filter(move |file| only.is_none_or(|name| is_named_or_converted(file, name)))
+    files.iter().filter(move |file| only.is_none_or(|name| is_named_or_converted(file, name)))
 }
 
 fn has_entry(file: &ConfigFile) -> bool {
@@ -99,14 +106,14 @@ fn has_entry(file: &ConfigFile) -> bool {
 /// Returns why containerd loads no network config although there is an active one: an invalid file
 /// sorts before the active one. containerd reads the files in name order and gives up at the first
 /// file that it cannot load (`loadFromConfDir` in go-cni). CRI-O skips such a file.
-pub(super) fn invalid_before_active(files: &[&ConfigFile]) -> Option<String> {
+pub(super) fn containerd_failure(files: &[&ConfigFile]) -> Option<String> {
     for file in files {
         if is_loadable(file) {
             return None;
         }
-        if let Some(why) = why_invalid(file) {
+        if let Some(reason) = invalid_reason(file) {
             return Some(format!(
-                "{0} {why}; containerd then loads no network config at all, and new pods do not \
+                "{0} {reason}; containerd then loads no network config at all, and new pods do not \
                  start; correct or remove {0}",
                 file.name
             ));
@@ -117,9 +124,12 @@ pub(super) fn invalid_before_active(files: &[&ConfigFile]) -> Option<String> {
 
 /// Returns why a runtime that tries to load `file` fails. `None` if the runtime loads the file, or
 /// does not try to load it, for example because it is a directory.
-fn why_invalid(file: &ConfigFile) -> Option<String> {
+fn invalid_reason(file: &ConfigFile) -> Option<String> {
     match &file.content {
-        Ok(content) => Some(check_loadable(file.kind, &content.text).err()?.to_string()),
+        Ok(content) => match check_loadable(file.kind, &content.text) {
+            Ok(()) => None,
+            Err(error) => Some(error.to_string()),
+        },
         Err(unreadable) if unreadable.runtime == RuntimeReaction::FailsToLoad => {
             Some(unreadable.why.clone())
         }
@@ -128,9 +138,9 @@ fn why_invalid(file: &ConfigFile) -> Option<String> {
 }
 
 /// Returns why there is no active network config among `files`.
-pub(super) fn why_no_active_config(files: &[&ConfigFile]) -> String {
-    match first_candidate(files.iter().copied()).and_then(why_unreadable) {
-        Some(why) => why,
+pub(super) fn no_active_config_reason(files: &[&ConfigFile]) -> String {
+    match first_candidate(files.iter().copied()).and_then(unreadable_reason) {
+        Some(reason) => reason,
         None if files.is_empty() => "no network config exists yet".into(),
         None => "no valid network config exists yet".into(),
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::active::{self, active_config, called_config, why_no_active_config};
+use super::active::{self, active_config, called_config, no_active_config_reason};
 use super::conf_conversion::{convert, is_named_or_converted};
 use super::step::{Plan, Step};
 use super::{multus, standalone, unchain};
@@ -12,47 +12,48 @@ use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{Conflist, Entry};
 
 /// Plans to chain the plugin. If it is already chained, plans to unchain it from the files that
-/// another mode left. `own` is the plugin entry of this agent. `yielded` is the entry of another
-/// agent, while this agent yields to that one.
+/// another mode left. `own_entry` is the plugin entry of this agent. `yielded_entry` is the entry
+/// of another agent, while this agent yields to that one.
 pub fn chain(
     mode: &ChainMode,
-    found: &[ConfigFile],
-    own: &Entry,
-    yielded: Option<&Entry>,
+    files: &[ConfigFile],
+    own_entry: &Entry,
+    yielded_entry: Option<&Entry>,
     saved: &SavedState,
 ) -> Plan {
-    let mut not_standalone: Vec<&ConfigFile> = found.iter().collect();
-    not_standalone.retain(|file| {
+    let mut configs: Vec<&ConfigFile> = files.iter().collect();
+    configs.retain(|file| {
         mode.standalone_config() != Some(&file.name) && !standalone::is_standalone(file, saved)
     });
     // An upstream agent would convert a new standalone config at once, as it did with the last one.
-    if let Some(yielded) = yielded
+    if let Some(yielded_entry) = yielded_entry
         && mode.standalone_config().is_some()
-        && found.iter().any(|file| standalone::is_converted_with(file, yielded, saved))
+        && files.iter().any(|file| standalone::is_converted_with(file, yielded_entry, saved))
     {
         return Plan::default();
     }
-    let entry = yielded.unwrap_or(own);
-    let planner = ChainPlanner { configs: &not_standalone, own, entry, saved };
+    let entry = yielded_entry.unwrap_or(own_entry);
+    let planner = ChainPlanner { configs: &configs, own_entry, entry, saved };
     let mut plan = match mode {
         ChainMode::Every => planner.plan_every(),
         ChainMode::Only(name) => planner.plan_only(name),
-        ChainMode::Standalone(name) => standalone::plan(name, found, entry, saved),
+        ChainMode::Standalone(name) => standalone::plan(name, files, entry, saved),
     };
     if !plan.steps.is_empty() || plan.not_chained.is_some() {
         return plan;
     }
     if *mode == ChainMode::Every {
-        let stale = multus::stale_conflists(&not_standalone);
+        let stale = multus::find_stale_conflists(&configs);
         plan.unchain_steps.extend(stale.into_iter().map(Step::remove));
     }
-    plan.unchain_steps.extend(unchain::unchain_other_modes(mode, found, own, yielded, saved));
+    let steps = unchain::unchain_other_modes(mode, files, own_entry, yielded_entry, saved);
+    plan.unchain_steps.extend(steps);
     plan.saves_only_config = has_to_save_only_config(mode, &plan.unchain_steps, saved);
     // An invalid file before the active network config keeps containerd from loading any. A
     // standalone config is not affected, because Multus finds it in a directory of its own, by the
     // name of the network.
     if mode.standalone_config().is_none() {
-        plan.not_chained = active::invalid_before_active(&not_standalone);
+        plan.not_chained = active::containerd_failure(&configs);
     }
     plan
 }
@@ -74,7 +75,7 @@ struct ChainPlanner<'a> {
     /// All network configs except the agent's standalone configs.
     configs: &'a [&'a ConfigFile],
     /// The plugin entry of this agent.
-    own: &'a Entry,
+    own_entry: &'a Entry,
     /// The plugin entry to chain: that of another agent while this agent yields to that one.
     entry: &'a Entry,
     saved: &'a SavedState,
@@ -88,10 +89,10 @@ impl ChainPlanner<'_> {
         targets.retain(|file| self.is_target(file, active));
         let mut plan = self.plan_steps(&targets);
         plan.not_chained = match active {
-            None => Some(why_no_active_config(self.configs)),
+            None => Some(no_active_config_reason(self.configs)),
             Some(file) => {
-                let why = self.why_not_chained(file, &plan.skipped);
-                why.map(|why| format!("the active network config {why}"))
+                let reason = self.not_chained_reason(file, &plan.skipped);
+                reason.map(|reason| format!("the active network config {reason}"))
             }
         };
         plan
@@ -119,13 +120,13 @@ impl ChainPlanner<'_> {
                 "{name}, which cniConfFileName names, does not exist yet{}",
                 list_found(self.configs)
             )),
-            Some(file) => self.why_not_chained(file, &plan.skipped),
+            Some(file) => self.not_chained_reason(file, &plan.skipped),
         };
         if plan.not_chained.is_some() {
             return plan;
         }
         let Some(active) = active_config(self.configs.iter().copied()) else {
-            plan.not_chained = Some(why_no_active_config(self.configs));
+            plan.not_chained = Some(no_active_config_reason(self.configs));
             return plan;
         };
         if !targets.iter().any(|file| file.name == active.name) {
@@ -137,7 +138,8 @@ impl ChainPlanner<'_> {
     /// Describes what happens because another network config is `active` than the file `name`, to
     /// which the plugin is chained.
     fn warn_of_other_active_config(&self, active: &ConfigFile, name: &str) -> String {
-        let is_foreign = active.plugin_entry().is_some_and(|entry| self.own.is_foreign(entry.text));
+        let is_foreign =
+            active.plugin_entry().is_some_and(|entry| self.own_entry.is_foreign(entry.text));
         let active = &active.name;
         let effect = if is_foreign {
             format!(
@@ -155,7 +157,7 @@ impl ChainPlanner<'_> {
 
     /// Returns why `file` does not have the current plugin entry. `None` if it has the entry.
     /// `skipped` has the files to which the plugin cannot be chained, with the reasons.
-    fn why_not_chained(
+    fn not_chained_reason(
         &self,
         file: &ConfigFile,
         skipped: &BTreeMap<String, String>,
@@ -166,11 +168,11 @@ impl ChainPlanner<'_> {
             return None;
         }
         let state = if file.plugin_entry().is_some() { "an outdated" } else { "no" };
-        let why = match skipped.get(&file.name) {
+        let reason = match skipped.get(&file.name) {
             Some(reason) => format!(" ({reason})"),
             None => String::new(),
         };
-        Some(format!("{} has {state} plugin entry{why}", file.name))
+        Some(format!("{} has {state} plugin entry{reason}", file.name))
     }
 
     /// Plans the steps that chain the plugin to `files`.

@@ -21,10 +21,11 @@ pub(super) fn convert(
     let chainable = Conflist::parse_chainable(&without_entry).map_err(|error| error.to_string())?;
     let text = chainable.with_entry(entry);
     let mut original = Original::new(&file.name, content, without_entry);
-    if let Some(replaced) = find_by_name(configs, &name).and_then(text_without_entry)
-        && replaced != original.without_entry
+    if let Some(existing) = find_by_name(configs, &name)
+        && let Some(text) = text_without_entry(existing)
+        && text != original.without_entry
     {
-        original.replaced_without_entry = Some(replaced);
+        original.replaced_without_entry = Some(text);
     }
     Ok(Step::Convert { conflist: name, text, original })
 }

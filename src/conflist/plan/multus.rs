@@ -38,7 +38,7 @@ impl MultusConf {
     }
 }
 
-fn parse(file: &ConfigFile) -> Option<MultusConf> {
+fn parse_conf(file: &ConfigFile) -> Option<MultusConf> {
     let text = file.text();
     // Parsing takes memory, and few files name a delegate. So the other files are not parsed.
     if !text.contains("clusterNetwork") {
@@ -51,19 +51,27 @@ fn parse(file: &ConfigFile) -> Option<MultusConf> {
 /// because the conflist that it names gets the entry. A conflist that an earlier agent made from
 /// such a `.conf` does not, because it is removed.
 pub(super) fn keeps_unchanged(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
-    delegate(file, files).is_some() || is_stale_conflist(file, files)
+    is_daemon_conf(file, files) || is_stale_conflist(file, files)
 }
 
 /// Returns the conflist among `files` that Multus reads at each call, if `file` is the `.conf` of
 /// Multus' daemon and names that conflist by its path.
-pub(super) fn delegate<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
+pub(super) fn find_delegate<'f>(
+    file: &ConfigFile,
+    files: &[&'f ConfigFile],
+) -> Option<&'f ConfigFile> {
     if file.kind != ConfigKind::Conf {
         return None;
     }
-    let conf = parse(file)?;
+    let conf = parse_conf(file)?;
     let name = conf.delegate()?;
     let mut conflists = files.iter().filter(|other| other.kind == ConfigKind::Conflist);
     conflists.find(|other| other.name == name).copied()
+}
+
+/// Returns whether `file` is a `.conf` of Multus' daemon that names one of `files` by its path.
+fn is_daemon_conf(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
+    find_delegate(file, files).is_some()
 }
 
 /// Returns whether `file` is a `.conf` or `.json` that Multus reads at each call, so that it must
@@ -75,7 +83,7 @@ pub(super) fn is_delegate_conf(file: &ConfigFile, files: &[&ConfigFile]) -> bool
 /// Returns whether `config` is a config of Multus, or a conflist with Multus as a plugin, whose
 /// delegate is the file `name`.
 fn has_delegate(config: &ConfigFile, name: &str) -> bool {
-    let Some(conf) = parse(config) else {
+    let Some(conf) = parse_conf(config) else {
         return false;
     };
     if conf.delegate() == Some(name) {
@@ -93,20 +101,25 @@ fn has_delegate(config: &ConfigFile, name: &str) -> bool {
 
 /// Returns the conflists that an earlier agent, such as upstream's, made from a `.conf` of Multus'
 /// daemon. They are to be removed.
-pub(super) fn stale_conflists<'f>(files: &[&'f ConfigFile]) -> Vec<&'f ConfigFile> {
-    files.iter().filter_map(|conf| conflist_made_from(conf, files)).collect()
+pub(super) fn find_stale_conflists<'f>(files: &[&'f ConfigFile]) -> Vec<&'f ConfigFile> {
+    files.iter().filter_map(|conf| find_conflist_made_from(conf, files)).collect()
 }
 
-/// Returns whether `file` is one of the [`stale_conflists`] among `files`.
+/// Returns whether `file` is one of the conflists that [`find_stale_conflists`] returns.
 pub(super) fn is_stale_conflist(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
-    stale_conflists(files).iter().any(|stale| stale.name == file.name)
+    find_stale_conflists(files).iter().any(|stale| stale.name == file.name)
 }
 
 /// Returns the conflist among `files` that an agent made from `conf`, if `conf` is a `.conf` of
 /// Multus' daemon. The conflist is recognized by its only plugin besides the plugin entry, because
 /// agents differ in the other members of a conflist that they make.
-fn conflist_made_from<'f>(conf: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
-    delegate(conf, files)?;
+fn find_conflist_made_from<'f>(
+    conf: &ConfigFile,
+    files: &[&'f ConfigFile],
+) -> Option<&'f ConfigFile> {
+    if !is_daemon_conf(conf, files) {
+        return None;
+    }
     let plugin: Value = serde_json::from_str(conf.text()).ok()?;
     let names = conflist_names(&conf.name);
     let mut candidates = files.iter().filter(|other| names.contains(&other.name));

@@ -69,14 +69,19 @@ fn may_be_own_content(file: &ConfigFile) -> bool {
 /// Returns whether an upstream agent made `file` from a standalone config, and `file` has this
 /// `entry`.
 pub(super) fn is_converted_with(file: &ConfigFile, entry: &Entry, saved: &SavedState) -> bool {
-    let found = file.plugin_entry();
-    is_converted_by_upstream(file, saved) && found.is_some_and(|found| entry.matches(found.text))
+    if !is_converted_by_upstream(file, saved) {
+        return false;
+    }
+    match file.plugin_entry() {
+        Some(chained) => entry.matches(chained.text),
+        None => false,
+    }
 }
 
 /// Plans to write the standalone config `name` with this `entry`.
-pub(super) fn plan(name: &str, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
+pub(super) fn plan(name: &str, files: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let mut plan = Plan::default();
-    let existing = found.iter().find(|file| file.name == name);
+    let existing = files.iter().find(|file| file.name == name);
     let is_foreign = |file: &ConfigFile| !is_saved(file, saved) && !may_be_own_content(file);
     if existing.is_some_and(is_foreign) {
         plan.not_chained = Some(format!(
@@ -88,16 +93,19 @@ pub(super) fn plan(name: &str, found: &[ConfigFile], entry: &Entry, saved: &Save
         Some(ConfigKind::Conflist) => entry.standalone_conflist(),
         _ => entry.standalone_conf(),
     };
-    let wanted = Content { text, access: FileAccess::own(MODE), link: None };
-    let is_current = existing.is_some_and(|file| file.content.as_ref() == Ok(&wanted));
+    let content = Content { text, access: FileAccess::own(MODE), link: None };
+    let is_current = existing.is_some_and(|file| file.content.as_ref() == Ok(&content));
     if !saved.standalone_configs.contains(name) || !is_current {
         let state = if existing.is_some() { "is outdated" } else { "is missing" };
         plan.not_chained = Some(format!("{name} {state}"));
-        let Content { text, access, .. } = wanted;
-        plan.steps.push(Step::WriteStandalone { name: name.to_owned(), text, access });
+        plan.steps.push(Step::WriteStandalone {
+            name: name.to_owned(),
+            text: content.text,
+            access: content.access,
+        });
     }
-    let is_active = active_config(found).is_some_and(|active| active.name == name);
-    let hides_others = found.iter().any(|file| file.name != name && is_loadable(file));
+    let is_active = active_config(files).is_some_and(|active| active.name == name);
+    let hides_others = files.iter().any(|file| file.name != name && is_loadable(file));
     if is_active && hides_others {
         plan.warning = Some(format!(
             "{name} sorts before the other network configs: if a runtime reads this directory, \

@@ -1,4 +1,4 @@
-//! Renders the report of `linkerd cni bypass`. Pure.
+//! Renders the report of `linkerd cni bypass`.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::verdict::reason::Reason;
 
 /// Reasons that most pods of most clusters have. The table counts the pods of each reason in one
 /// line, and has no row for each pod.
-const COMMON: [Reason; 5] = [
+const COMMON_REASONS: [Reason; 5] = [
     Reason::RulesUnknown,
     Reason::Ipv6LinkLocal,
     Reason::ImageUser,
@@ -19,13 +19,14 @@ const COMMON: [Reason; 5] = [
 ];
 const COLUMNS: [&str; 5] = ["POD", "OUTCOME", "REASON", "CAUSE", "WHAT"];
 
-/// Renders a row for each path, and below the table what holds for many pods.
+/// Renders a table with a row for each path. Below the table, a line for each common reason counts
+/// the pods.
 pub fn table(report: &BypassReport) -> String {
     let mut rows = vec![COLUMNS.map(str::to_owned)];
     for ReportedPod { namespace, name, paths } in &report.pods {
         let pod = one_line(&format!("{namespace}/{name}"));
         for path in paths {
-            if !COMMON.contains(&path.reason) {
+            if !COMMON_REASONS.contains(&path.reason) {
                 rows.push(path_row(&pod, path));
             }
         }
@@ -39,7 +40,7 @@ pub fn table(report: &BypassReport) -> String {
         report.count(Outcome::Unknown),
         report.count(Outcome::Right),
     ));
-    for reason in COMMON {
+    for reason in COMMON_REASONS {
         text.push_str(&common_line(report, reason));
     }
     let udp = Reason::Udp;
@@ -64,7 +65,8 @@ fn common_line(report: &BypassReport, reason: Reason) -> String {
     if pods == 0 {
         return String::new();
     }
-    let (label, text) = (reason.label(), reason.text());
+    let label = reason.label();
+    let text = reason.text();
     format!("{label} (pods: {pods}, see -o json{example}): {text}.\n")
 }
 

@@ -22,7 +22,7 @@ fn report(cluster: &Cluster) -> BypassReport {
 }
 
 /// Returns the outcome of the pod `name`, and the reasons of the pod's paths.
-fn of_pod(report: &BypassReport, name: &str) -> (Outcome, Vec<&'static str>) {
+fn outcome_and_reasons(report: &BypassReport, name: &str) -> (Outcome, Vec<&'static str>) {
     let pod = report.pods.iter().find(|pod| pod.name == name).unwrap();
     (pod.outcome(), pod.paths.iter().map(|path| path.reason.label()).collect())
 }
@@ -35,7 +35,7 @@ fn table_and_json_name_each_meshed_pod_with_its_paths_and_their_causes() {
 
 /// A report is right only if each pod is right, wrong if a pod is wrong, and otherwise unknown.
 #[test]
-fn the_outcome_is_that_of_the_worst_pod() {
+fn report_has_the_outcome_of_the_worst_pod() {
     let mut cluster = cluster();
     assert_eq!(report(&cluster).outcome(), Outcome::Wrong);
     let pods: Value = testkit::chart::yaml(include_str!("tests/cluster.yaml"));
@@ -59,7 +59,7 @@ fn the_outcome_is_that_of_the_worst_pod() {
 
 /// An object that the user may not read may decide about paths, so the paths are unknown.
 #[test]
-fn what_cannot_be_read_is_unknown() {
+fn path_is_unknown_if_an_object_cannot_be_read() {
     for (what, paths, reason) in [
         ("the namespace", &[SHOP][..], "unknown"),
         ("the Events of the namespace", &["/api/v1/namespaces/shop/events"], "rules-unknown"),
@@ -72,23 +72,23 @@ fn what_cannot_be_read_is_unknown() {
             cluster.put(path, json!(403));
         }
         let report = report(&cluster);
-        let (outcome, reasons) = of_pod(&report, "closed");
+        let (outcome, reasons) = outcome_and_reasons(&report, "closed");
         assert!(reasons.contains(&reason), "{what}: {reasons:?}");
         assert_ne!(outcome, Outcome::Right, "{what}");
     }
 }
 
 #[test]
-fn capabilities_are_known_while_the_namespace_is_not() {
+fn capabilities_are_reported_if_the_namespace_cannot_be_read() {
     let mut cluster = cluster();
     cluster.put(SHOP, json!(403));
-    let (outcome, reasons) = of_pod(&report(&cluster), "capable");
+    let (outcome, reasons) = outcome_and_reasons(&report(&cluster), "capable");
     assert_eq!(reasons, ["set-user-id", "net-admin", "unknown"]);
     assert_eq!(outcome, Outcome::Wrong);
 }
 
 #[test]
-fn pods_or_a_plugin_entry_that_cannot_be_read_are_an_error() {
+fn fetch_fails_if_pods_or_plugin_entry_cannot_be_read() {
     let error =
         |cluster: &Cluster, namespace| fetch(cluster, "linkerd-cni", namespace).unwrap_err().text;
     let mut cluster = cluster();
@@ -104,7 +104,7 @@ fn pods_or_a_plugin_entry_that_cannot_be_read_are_an_error() {
 /// In mode `delete`, an audit that finds most pods of a node damaged evicts none of them. On a node
 /// without repair controller, or with one that never audits, no rules are compared at all.
 #[test]
-fn rules_that_nobody_compares_or_repairs_are_unknown() {
+fn rules_are_unknown_without_an_active_repair_controller() {
     let suspended = json!({"items": [{
         "type": "Warning",
         "reason": "LinkerdCNIRepairsSuspended",
@@ -129,9 +129,9 @@ fn rules_that_nobody_compares_or_repairs_are_unknown() {
         } else {
             cluster.set(path, pointer, value);
         }
-        let (_, reasons) = of_pod(&report(&cluster), "closed");
+        let (_, reasons) = outcome_and_reasons(&report(&cluster), "closed");
         assert_eq!(reasons.contains(&"rules-unknown"), is_unknown, "{what}: {reasons:?}");
-        let (_, reasons) = of_pod(&report(&cluster), "damaged");
+        let (_, reasons) = outcome_and_reasons(&report(&cluster), "damaged");
         assert!(reasons.contains(&"rules-missing"), "{what}: {reasons:?}");
     }
 }
@@ -162,32 +162,32 @@ fn rules_of_a_pod_that_the_plugin_may_have_skipped_are_unknown() {
         for (path, pointer, value) in changes {
             cluster.set(path, pointer, value);
         }
-        let (_, reasons) = of_pod(&report(&cluster), "closed");
+        let (_, reasons) = outcome_and_reasons(&report(&cluster), "closed");
         assert_eq!(reasons.contains(&"rules-unknown"), is_unknown, "{name}: {reasons:?}");
     }
 }
 
 #[test]
-fn a_pod_whose_validator_failed_has_no_rules() {
-    let (outcome, reasons) = of_pod(&report(&cluster()), "stranded");
+fn rules_are_missing_if_the_validator_of_the_pod_failed() {
+    let (outcome, reasons) = outcome_and_reasons(&report(&cluster()), "stranded");
     assert_eq!(outcome, Outcome::Wrong);
     assert!(reasons.contains(&"rules-missing"), "{reasons:?}");
 }
 
 /// With `chained: false` Multus calls the plugin only for pods whose annotation names the plugin.
 #[test]
-fn without_the_annotation_for_multus_everything_bypasses_the_proxy() {
+fn pod_without_the_multus_annotation_is_reported_as_not_redirected() {
     let mut cluster = cluster();
     let env = json!([{"name": "LINKERD_CNI_CHAINED", "value": "false"}]);
     cluster.set(DAEMONSET, "/spec/template/spec/containers/0/env", env);
     let report = report(&cluster);
-    assert_eq!(of_pod(&report, "closed").1, ["not-redirected"]);
-    let (_, reasons) = of_pod(&report, "attached");
+    assert_eq!(outcome_and_reasons(&report, "closed").1, ["not-redirected"]);
+    let (_, reasons) = outcome_and_reasons(&report, "attached");
     assert!(!reasons.contains(&"not-redirected"), "{reasons:?}");
 }
 
 #[test]
-fn the_page_has_each_reason_with_its_meaning_and_a_remedy() {
+fn cli_page_lists_each_reason_with_meaning_and_remedy() {
     let page = include_str!("../../../docs/cli.md");
     let (_, table) =
         page.split_once("| reason | what bypasses the proxy | close it by |\n").unwrap();

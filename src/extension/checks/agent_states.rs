@@ -1,4 +1,4 @@
-//! What the agents report in `/status`, and which of them report nothing. Pure.
+//! The states that the agents report in `/status`, and the agents whose state is unknown.
 
 use crate::agent::status_body::StatusBody;
 use crate::extension::facts::Facts;
@@ -9,38 +9,43 @@ pub struct AgentStates<'a> {
     /// The bodies of `/status`, each with its node.
     pub bodies: Vec<(&'a str, &'a StatusBody)>,
     /// Why the states of other agents are unknown.
-    unseen: Vec<String>,
+    unknown_agents: Vec<String>,
 }
 
 impl<'a> AgentStates<'a> {
     pub fn new(facts: &'a Facts) -> AgentStates<'a> {
         let agents = match &facts.agents {
             Ok(agents) => agents,
-            Err(why) => {
-                let unseen = vec![format!("cannot read the agents' pods: {why}")];
-                return AgentStates { bodies: Vec::new(), unseen };
+            Err(error) => {
+                let unknown_agents = vec![format!("cannot read the agents' pods: {error}")];
+                return AgentStates { bodies: Vec::new(), unknown_agents };
             }
         };
         let mut bodies = Vec::new();
-        let mut unseen = Vec::new();
+        let mut unknown_agents = Vec::new();
         for agent in agents {
-            bodies.extend(agent.body().map(|body| (agent.node(), body)));
+            if let Some(body) = agent.body() {
+                bodies.push((agent.node(), body));
+            }
             if !agent.missing_keys.is_empty() {
                 let keys = agent.missing_keys.join(", ");
-                unseen.push(format!("{}: its agent does not report {keys}", agent.node()));
+                unknown_agents.push(format!("{}: its agent does not report {keys}", agent.node()));
             }
         }
-        let unread = agents.len() - bodies.len();
+        let unread_count = agents.len() - bodies.len();
         if agents.is_empty() {
-            unseen.push("no agent runs".to_owned());
-        } else if unread > 0 {
-            unseen.push(format!("{unread} of {} agents, whose /status was not read", agents.len()));
+            unknown_agents.push("no agent runs".to_owned());
+        } else if unread_count > 0 {
+            unknown_agents.push(format!(
+                "{unread_count} of {} agents, whose /status was not read",
+                agents.len()
+            ));
         }
-        AgentStates { bodies, unseen }
+        AgentStates { bodies, unknown_agents }
     }
 
     /// Returns the texts that `texts_of` finds in each body, with the name of the body's node.
-    pub fn each<T: IntoIterator<Item = String>>(
+    pub fn collect_texts<T: IntoIterator<Item = String>>(
         &self,
         texts_of: impl Fn(&StatusBody) -> T,
     ) -> Vec<String> {
@@ -53,7 +58,7 @@ impl<'a> AgentStates<'a> {
         texts
     }
 
-    /// Fails with the problems that `problems_of` finds in the bodies, and with the agents whose
+    /// Fails, and lists the problems that `problems_of` finds in the bodies, and the agents whose
     /// state is unknown.
     pub fn judge<T: IntoIterator<Item = String>>(
         &self,
@@ -61,18 +66,23 @@ impl<'a> AgentStates<'a> {
         summary: &str,
         problems_of: impl Fn(&StatusBody) -> T,
     ) -> CheckResult {
-        severity.if_any_or_unknown(summary, &self.each(problems_of), &self.unseen)
+        severity.fail_if_any_or_unknown(
+            summary,
+            &self.collect_texts(problems_of),
+            &self.unknown_agents,
+        )
     }
 
-    /// Like [`AgentStates::judge`], for a check of which a body can say that the result is unknown.
-    pub fn judge_known<T: IntoIterator<Item = String>>(
+    /// Does the same as [`AgentStates::judge`], and also fails with the texts of `unknown_of`,
+    /// which say why an agent does not know the result.
+    pub fn judge_with_unknown<T: IntoIterator<Item = String>>(
         &self,
         severity: Severity,
         summary: &str,
         problems_of: impl Fn(&StatusBody) -> T,
         unknown_of: impl Fn(&StatusBody) -> Option<String>,
     ) -> CheckResult {
-        let unknown = [self.each(unknown_of), self.unseen.clone()].concat();
-        severity.if_any_or_unknown(summary, &self.each(problems_of), &unknown)
+        let unknown = [self.collect_texts(unknown_of), self.unknown_agents.clone()].concat();
+        severity.fail_if_any_or_unknown(summary, &self.collect_texts(problems_of), &unknown)
     }
 }

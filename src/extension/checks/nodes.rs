@@ -1,4 +1,4 @@
-//! Checks of the nodes, and of the agent on each. Pure.
+//! Checks of the nodes, and of the agent on each node.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::NODES;
 use crate::extension::agents::{Agent, DAEMONSET};
 use crate::extension::cluster_node::{ClusterNode, NodeState};
-use crate::extension::facts::{Facts, readable};
+use crate::extension::facts::{Facts, require_readable};
 use crate::extension::objects::{event_text, pod_spec};
 use crate::extension::report::{Check, CheckResult, Severity};
 use crate::kube::scheduling::{Exclusion, Placement, exclusion};
@@ -17,21 +17,26 @@ use crate::kube::scheduling::{Exclusion, Placement, exclusion};
 pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     let placement = Placement::deserialize(pod_spec(daemonset)).unwrap_or_default();
     vec![
-        Check::new(NODES, "node-ready", "each node can start pods", nodes_ready(facts, &placement)),
+        Check::new(
+            NODES,
+            "node-ready",
+            "each node can start pods",
+            check_nodes_ready(facts, &placement),
+        ),
         Check::new(
             NODES,
             "agent-on-each-node",
             "an agent runs on each node",
-            placed(facts, &placement),
+            check_placement(facts, &placement),
         ),
-        Check::new(NODES, "agent-ready", "each agent is ready", agents_ready(facts)),
+        Check::new(NODES, "agent-ready", "each agent is ready", check_agents_ready(facts)),
     ]
 }
 
-/// Fails with the nodes in the DaemonSet's scope that have no network. The result for other nodes
-/// that are not ready is unknown, because nobody reports what runs on them.
-fn nodes_ready(facts: &Facts, placement: &Placement) -> CheckResult {
-    let nodes = readable(&facts.nodes, "the nodes")?;
+/// Fails, and lists the nodes in the DaemonSet's scope that have no network. The result for other
+/// nodes that are not ready is unknown, because nobody reports what runs on them.
+fn check_nodes_ready(facts: &Facts, placement: &Placement) -> CheckResult {
+    let nodes = require_readable(&facts.nodes, "the nodes")?;
     let mut without_network = Vec::new();
     let mut unknown = Vec::new();
     for node in nodes {
@@ -40,22 +45,24 @@ fn nodes_ready(facts: &Facts, placement: &Placement) -> CheckResult {
         }
         match node.state() {
             NodeState::Ready => {}
-            NodeState::NoNetwork(why) => without_network.push(format!("{}: {why}", node.name())),
-            NodeState::NotReady(why) => {
-                unknown.push(format!("{}: the node is not ready: {why}", node.name()));
+            NodeState::NoNetwork(reason) => {
+                without_network.push(format!("{}: {reason}", node.name()))
+            }
+            NodeState::NotReady(reason) => {
+                unknown.push(format!("{}: the node is not ready: {reason}", node.name()));
             }
         }
     }
     let summary = "nodes on which no pod starts, because the container runtime has no usable \
                    network config; correct the first file in its CNI directory, or restart the \
                    primary CNI on the node";
-    Severity::Error.if_any_or_unknown(summary, &without_network, &unknown)
+    Severity::Error.fail_if_any_or_unknown(summary, &without_network, &unknown)
 }
 
-/// Fails with the nodes that lack an agent. Warns of nodes whose taints keep the agent away.
-fn placed(facts: &Facts, placement: &Placement) -> CheckResult {
-    let nodes = readable(&facts.nodes, "the nodes")?;
-    let agents = readable(&facts.agents, "the agents' pods")?;
+/// Fails, and lists the nodes that lack an agent. Warns of nodes whose taints keep the agent away.
+fn check_placement(facts: &Facts, placement: &Placement) -> CheckResult {
+    let nodes = require_readable(&facts.nodes, "the nodes")?;
+    let agents = require_readable(&facts.agents, "the agents' pods")?;
     let mut missing = Vec::new();
     let mut unknown = Vec::new();
     let mut tainted = Vec::new();
@@ -67,49 +74,49 @@ fn placed(facts: &Facts, placement: &Placement) -> CheckResult {
         match exclusion(placement, &node.scheduled) {
             None if node.state() == NodeState::Ready => missing.push(name.to_owned()),
             None => unknown.push(format!("{name}: the node is not ready")),
-            Some(Exclusion::Tainted(why)) => tainted.push(format!("{name}: {why}")),
+            Some(Exclusion::Tainted(reason)) => tainted.push(format!("{name}: {reason}")),
             // The chart's user has chosen the node selector, for example to leave out Windows
             // nodes, so a node that the selector excludes is not reported.
             Some(Exclusion::NotSelected(_)) => {}
         }
     }
-    let cause = match daemonset_event(&facts.events) {
+    let cause = match find_daemonset_event(&facts.events) {
         Some(event) => format!(" ({})", event_text(event)),
         None => String::new(),
     };
     let summary =
         format!("nodes without an agent, where meshed pods start without redirect rules{cause}");
-    Severity::Pending.if_any_or_unknown(&summary, &missing, &unknown)?;
-    Severity::Warning.if_any(
+    Severity::Pending.fail_if_any_or_unknown(&summary, &missing, &unknown)?;
+    Severity::Warning.fail_if_any(
         "nodes out of the DaemonSet's scope, where meshed pods start without redirect rules",
         &tainted,
     )
 }
 
 /// Returns the newest Event on the DaemonSet.
-fn daemonset_event(events: &[Value]) -> Option<&Value> {
+fn find_daemonset_event(events: &[Value]) -> Option<&Value> {
     events.iter().rev().find(|event| {
         let object = &event["involvedObject"];
         object["kind"] == "DaemonSet" && object["name"] == DAEMONSET
     })
 }
 
-/// Fails with the agents that are not ready, each with the reason. An agent on a node that is not
-/// ready cannot become ready, so it counts as unknown.
-fn agents_ready(facts: &Facts) -> CheckResult {
-    let agents = readable(&facts.agents, "the agents' pods")?;
+/// Fails, and lists the agents that are not ready, each with the reason. An agent on a node that is
+/// not ready cannot become ready, so it counts as unknown.
+fn check_agents_ready(facts: &Facts) -> CheckResult {
+    let agents = require_readable(&facts.agents, "the agents' pods")?;
     let nodes = nodes_by_name(facts);
     let mut reasons = Vec::new();
     let mut unknown = Vec::new();
     for agent in agents {
-        let Some(why) = agent.not_ready(&facts.events) else { continue };
-        let why = on_node_and_pod(agent, &why);
+        let Some(reason) = agent.unready_reason(&facts.events) else { continue };
+        let reason = with_node_and_pod(agent, &reason);
         match nodes.get(agent.node()) {
-            Some(node) if node.state() != NodeState::Ready => unknown.push(why),
-            Some(_) | None => reasons.push(why),
+            Some(node) if node.state() != NodeState::Ready => unknown.push(reason),
+            Some(_) | None => reasons.push(reason),
         }
     }
-    Severity::Pending.if_any_or_unknown("agents that are not ready", &reasons, &unknown)
+    Severity::Pending.fail_if_any_or_unknown("agents that are not ready", &reasons, &unknown)
 }
 
 fn nodes_by_name(facts: &Facts) -> BTreeMap<&str, &ClusterNode> {
@@ -117,6 +124,7 @@ fn nodes_by_name(facts: &Facts) -> BTreeMap<&str, &ClusterNode> {
     nodes.map(|node| (node.name(), node)).collect()
 }
 
-pub fn on_node_and_pod(agent: &Agent, why: &str) -> String {
-    format!("{}: pod {}: {why}", agent.node(), agent.name())
+/// Puts the names of the agent's node and pod before the text.
+pub fn with_node_and_pod(agent: &Agent, reason: &str) -> String {
+    format!("{}: pod {}: {reason}", agent.node(), agent.name())
 }

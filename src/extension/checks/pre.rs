@@ -3,10 +3,10 @@
 use serde_json::Value;
 
 use crate::extension::agents::DAEMONSET;
-use crate::extension::facts::{self, readable};
+use crate::extension::facts::{self, require_readable};
 use crate::extension::objects::{admin_port, pod_spec, text};
 use crate::extension::report::{Check, CheckResult, Severity};
-use crate::extension::requests::{Api, Error, find, get_list};
+use crate::extension::requests::{Api, Error, get_list, get_optional};
 use crate::kube::object_reader::namespace_path;
 
 const PRE: &str = "linkerd-cni-pre";
@@ -17,41 +17,42 @@ const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
 /// still run.
 pub fn checks(api: &dyn Api, namespace: &str) -> Vec<Check> {
     vec![
-        pod_security(api, PRE, namespace, false),
-        other_agents(api, PRE, namespace, |_| true),
-        cilium(api, PRE),
+        check_pod_security(api, PRE, namespace, false),
+        check_other_agents(api, PRE, namespace, |_| true),
+        check_cilium(api, PRE),
     ]
 }
 
-/// Warns of agents beside the one in `namespace`: of each DaemonSet of an agent for which
-/// `is_other` returns true.
-pub fn other_agents(
+/// Checks that no other agent than the one in `namespace` is installed. Warns of the DaemonSets for
+/// which `is_other` returns true.
+pub fn check_other_agents(
     api: &dyn Api,
     category: &'static str,
     namespace: &str,
     is_other: impl Fn(&Value) -> bool,
 ) -> Check {
-    let found = no_other_agents(&facts::daemonsets(api), namespace, is_other);
-    Check::new(category, "other-agent", "no other agent of Linkerd is installed", found)
+    let result = warn_of_other_agents(&facts::daemonsets(api), namespace, is_other);
+    Check::new(category, "other-agent", "no other agent of Linkerd is installed", result)
 }
 
 /// Warns of the DaemonSets for which `is_other` returns true.
-fn no_other_agents(
+fn warn_of_other_agents(
     daemonsets: &Result<Vec<Value>, Error>,
     namespace: &str,
     is_other: impl Fn(&Value) -> bool,
 ) -> CheckResult {
     let mut others = Vec::new();
-    for daemonset in readable(daemonsets, "the DaemonSets")? {
+    for daemonset in require_readable(daemonsets, "the DaemonSets")? {
         if is_other(daemonset) {
-            others.push(describe(daemonset, namespace));
+            others.push(describe_daemonset(daemonset, namespace));
         }
     }
-    Severity::Warning.if_any(&format!("DaemonSets with the label k8s-app={DAEMONSET}"), &others)
+    Severity::Warning
+        .fail_if_any(&format!("DaemonSets with the label k8s-app={DAEMONSET}"), &others)
 }
 
 /// Returns name, chart and remedy of another agent's DaemonSet.
-fn describe(daemonset: &Value, namespace: &str) -> String {
+fn describe_daemonset(daemonset: &Value, namespace: &str) -> String {
     let its_namespace = text(&daemonset["metadata"]["namespace"]);
     let name = text(&daemonset["metadata"]["name"]);
     let is_upstream = admin_port(pod_spec(daemonset)).is_none();
@@ -68,18 +69,19 @@ fn describe(daemonset: &Value, namespace: &str) -> String {
 }
 
 /// Checks that Cilium neither disables the plugin's network config nor bypasses the redirect rules.
-pub fn cilium(api: &dyn Api, category: &'static str) -> Check {
+pub fn check_cilium(api: &dyn Api, category: &'static str) -> Check {
     let maps = get_list(api, "/api/v1/configmaps", "fieldSelector=metadata.name%3Dcilium-config");
-    let compatible = compatible_cilium(&maps);
-    Check::new(category, "cilium", "Cilium, if installed, leaves the plugin in place", compatible)
+    let result = warn_of_cilium_settings(&maps);
+    Check::new(category, "cilium", "Cilium, if installed, leaves the plugin in place", result)
 }
 
-fn compatible_cilium(maps: &Result<Vec<Value>, Error>) -> CheckResult {
+/// Warns of the settings of each installed Cilium that conflict with the plugin.
+fn warn_of_cilium_settings(maps: &Result<Vec<Value>, Error>) -> CheckResult {
     let mut problems = Vec::new();
-    for map in readable(maps, "the ConfigMaps cilium-config")? {
+    for map in require_readable(maps, "the ConfigMaps cilium-config")? {
         problems.extend(cilium_problems(map));
     }
-    Severity::Warning.if_any("Cilium's settings conflict with the plugin", &problems)
+    Severity::Warning.fail_if_any("Cilium's settings conflict with the plugin", &problems)
 }
 
 /// Returns the problems with the settings in Cilium's ConfigMap `map`.
@@ -116,34 +118,38 @@ fn has_socket_lb_in_pods(data: &Value) -> bool {
 
 /// Checks that Pod Security Admission admits the agent's pods. `has_pods` says whether the
 /// namespace has such pods already.
-pub fn pod_security(
+pub fn check_pod_security(
     api: &dyn Api,
     category: &'static str,
     namespace: &str,
     has_pods: bool,
 ) -> Check {
-    let found = find(api, &namespace_path(namespace));
-    let admitted = admits_agent(namespace, &found, has_pods);
+    let found = get_optional(api, &namespace_path(namespace));
+    let result = check_admission(namespace, &found, has_pods);
     let description = format!("namespace {namespace} admits the agent's pods");
-    Check::new(category, "namespace", description, admitted)
+    Check::new(category, "namespace", description, result)
 }
 
 /// Fails if the namespace's label rejects the agent's pods. Warns if the namespace has no label and
 /// has admitted no such pod yet.
-fn admits_agent(name: &str, found: &Result<Option<Value>, Error>, has_pods: bool) -> CheckResult {
-    let Some(namespace) = readable(found, &format!("namespace {name}"))? else {
+fn check_admission(
+    name: &str,
+    found: &Result<Option<Value>, Error>,
+    has_pods: bool,
+) -> CheckResult {
+    let Some(namespace) = require_readable(found, &format!("namespace {name}"))? else {
         // A missing namespace is no problem: the installation creates the namespace with the label.
         return Ok(());
     };
     let remedy = format!("kubectl label --overwrite namespace {name} {ENFORCE}=privileged");
     match namespace["metadata"]["labels"][ENFORCE].as_str() {
         Some("privileged") => Ok(()),
-        Some(level) => Severity::Error.because(format!(
+        Some(level) => Severity::Error.fail(format!(
             "the label {ENFORCE}={level} of namespace {name} rejects the agent's pods, which mount \
              directories of the node: {remedy}"
         )),
         None if has_pods => Ok(()),
-        None => Severity::Warning.because(format!(
+        None => Severity::Warning.fail(format!(
             "namespace {name} has no label {ENFORCE}. If the cluster's default is baseline or \
              restricted, the agent's pods are rejected: {remedy}"
         )),

@@ -1,4 +1,4 @@
-//! The rollout of the DaemonSet. Pure.
+//! Checks of the rollout of the DaemonSet.
 
 use serde_json::Value;
 
@@ -19,13 +19,15 @@ enum Rollout {
     Done,
 }
 
-fn state(daemonset: &Value) -> Rollout {
+fn read_rollout(daemonset: &Value) -> Rollout {
     let status = &daemonset["status"];
-    if number(&status["observedGeneration"]) < number(&daemonset["metadata"]["generation"]) {
+    if number_or_zero(&status["observedGeneration"])
+        < number_or_zero(&daemonset["metadata"]["generation"])
+    {
         return Rollout::NotProcessed;
     }
-    let nodes = number(&status["desiredNumberScheduled"]);
-    let updated = number(&status["updatedNumberScheduled"]);
+    let nodes = number_or_zero(&status["desiredNumberScheduled"]);
+    let updated = number_or_zero(&status["updatedNumberScheduled"]);
     if nodes == 0 {
         Rollout::NoNode
     } else if updated < nodes {
@@ -36,50 +38,52 @@ fn state(daemonset: &Value) -> Rollout {
 }
 
 /// Returns a number of a status; the API server omits numbers that are 0.
-fn number(field: &Value) -> u64 {
+fn number_or_zero(field: &Value) -> u64 {
     field.as_u64().unwrap_or_default()
 }
 
 /// Fails until all nodes in the scope of the DaemonSet have a pod of its newest revision.
-pub fn rollout(name: &str, daemonset: &Value) -> CheckResult {
-    match state(daemonset) {
+pub fn check_rollout(name: &str, daemonset: &Value) -> CheckResult {
+    match read_rollout(daemonset) {
         Rollout::Done => Ok(()),
         Rollout::NotProcessed => Severity::Pending
-            .because(format!("Kubernetes has not processed the newest change of {name} yet")),
-        Rollout::NoNode => Severity::Error.because(format!(
+            .fail(format!("Kubernetes has not processed the newest change of {name} yet")),
+        Rollout::NoNode => Severity::Error.fail(format!(
             "no node is in the scope of {name}; check its nodeSelector, affinity and tolerations"
         )),
         Rollout::Outdated { updated, nodes } => {
-            Severity::Pending.because(outdated(name, updated, nodes))
+            Severity::Pending.fail(describe_outdated(name, updated, nodes))
         }
     }
 }
 
-fn outdated(name: &str, updated: u64, nodes: u64) -> String {
+fn describe_outdated(name: &str, updated: u64, nodes: u64) -> String {
     format!("{updated} of {nodes} nodes have a pod of the newest revision of {name}")
 }
 
-/// Like [`rollout`], but does not wait in vain: with the strategy `OnDelete`, an old pod stays
-/// until somebody deletes it, and a node that is not ready starts no new pod.
-pub fn awaited_rollout(name: &str, daemonset: &Value, facts: &Facts) -> CheckResult {
-    let Rollout::Outdated { updated, nodes } = state(daemonset) else {
-        return rollout(name, daemonset);
+/// Checks the same as [`check_rollout`], but does not return [`Severity::Pending`] if waiting is
+/// useless. With the strategy `OnDelete`, an old pod stays until somebody deletes it. A node that
+/// is not ready starts no new pod.
+pub fn check_rollout_progress(name: &str, daemonset: &Value, facts: &Facts) -> CheckResult {
+    let Rollout::Outdated { updated, nodes } = read_rollout(daemonset) else {
+        return check_rollout(name, daemonset);
     };
-    let count = outdated(name, updated, nodes);
+    let count = describe_outdated(name, updated, nodes);
     if daemonset["spec"]["updateStrategy"]["type"] == "OnDelete" {
-        return Severity::Warning.because(format!(
+        return Severity::Warning.fail(format!(
             "{count}; with the updateStrategy OnDelete, delete the other pods to replace them"
         ));
     }
-    let not_ready = outdated_nodes_not_ready(daemonset, facts);
+    let not_ready = find_outdated_unready_nodes(daemonset, facts);
     if nodes - updated > not_ready.len() as u64 {
-        return Severity::Pending.because(count);
+        return Severity::Pending.fail(count);
     }
-    Severity::Unknown.if_any(&format!("{count}; nodes that are not ready have none"), &not_ready)
+    Severity::Unknown
+        .fail_if_any(&format!("{count}; nodes that are not ready have none"), &not_ready)
 }
 
 /// Returns the nodes that are not ready, and have no pod of the newest revision.
-fn outdated_nodes_not_ready(daemonset: &Value, facts: &Facts) -> Vec<String> {
+fn find_outdated_unready_nodes(daemonset: &Value, facts: &Facts) -> Vec<String> {
     let (Ok(nodes), Ok(agents)) = (&facts.nodes, &facts.agents) else { return Vec::new() };
     let mut outdated = Vec::new();
     for node in nodes {

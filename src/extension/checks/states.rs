@@ -1,4 +1,4 @@
-//! Checks of what the agents report in `/status`. Pure.
+//! Checks of what the agents report in `/status`.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::NODES;
 use super::agent_states::AgentStates;
-use super::nodes::on_node_and_pod;
+use super::nodes::with_node_and_pod;
 use crate::VERSION;
 use crate::agent::status_body::{ChainProof, StatusBody};
 use crate::agent::subject::Subject;
@@ -25,31 +25,31 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
         Ok(_) | Err(_) => return Vec::new(),
     };
     if admin_port(pod_spec(daemonset)).is_none() {
-        return vec![stateless(daemonset)];
+        return vec![report_agent_without_state(daemonset)];
     }
     let states = AgentStates::new(facts);
     let mut checks = vec![
-        check("agent-state", "the state of each agent can be read", readable_states(agents)),
-        check("agent-note", "no agent adds a note to its readiness", notes(&states)),
-        check("agent-problem", "no agent reports another problem", other_problems(&states)),
+        check("agent-state", "the state of each agent can be read", check_readable_states(agents)),
+        check("agent-note", "no agent adds a note to its readiness", check_notes(&states)),
+        check("agent-problem", "no agent reports another problem", check_other_problems(&states)),
         check(
             "version",
             &format!("each agent has this command's version {VERSION}"),
-            versions(&states),
+            check_versions(&states),
         ),
     ];
     if !is_called_by_multus(daemonset) {
         let called = "the active network config of each node calls the plugin";
-        checks.push(check("conflist", called, conflists(&states)));
-        checks.push(check("runtime", &started(&states), runtimes(&states)));
+        checks.push(check("conflist", called, check_conflists(&states)));
+        checks.push(check("runtime", &describe_runtimes(&states), check_runtimes(&states)));
     }
     let not_overwritten = "no other program overwrites the agents' files";
-    let succeed = format!("plugin calls succeed ({})", backends(&states));
+    let succeed = format!("plugin calls succeed ({})", describe_backends(&states));
     checks.extend([
-        check("token", "the plugin's token is valid on each node", tokens(&states)),
-        check("contention", not_overwritten, contention(&states)),
-        check("pod-copy", "the agents know the pods of their nodes", pod_copies(&states)),
-        check("plugin-calls", &succeed, plugin_calls(&states)),
+        check("token", "the plugin's token is valid on each node", check_tokens(&states)),
+        check("contention", not_overwritten, check_contention(&states)),
+        check("pod-copy", "the agents know the pods of their nodes", check_pod_copies(&states)),
+        check("plugin-calls", &succeed, check_plugin_calls(&states)),
     ]);
     checks
 }
@@ -59,9 +59,9 @@ fn check(hint: &'static str, description: &str, result: CheckResult) -> Check {
 }
 
 /// Reports that the states are unknown, because Linkerd's own agent has no `/status`.
-fn stateless(daemonset: &Value) -> Check {
+fn report_agent_without_state(daemonset: &Value) -> Check {
     let image = text(&agent_container(pod_spec(daemonset))["image"]);
-    let unknown = Severity::Unknown.because(format!(
+    let unknown = Severity::Unknown.fail(format!(
         "Linkerd's own agent (image {image}) runs here, which reports no state: network config, \
          token and contention are not checked; install this chart in its place"
     ));
@@ -69,24 +69,24 @@ fn stateless(daemonset: &Value) -> Check {
 }
 
 /// Names the agents whose state cannot be read. The checks that follow cannot cover these agents.
-fn readable_states(agents: &[Agent]) -> CheckResult {
-    let mut silent = Vec::new();
+fn check_readable_states(agents: &[Agent]) -> CheckResult {
+    let mut unread = Vec::new();
     for agent in agents {
         match &agent.status {
             Some(Ok(_)) => {}
-            Some(Err(why)) => silent.push(on_node_and_pod(agent, &why.to_string())),
-            None => silent.push(on_node_and_pod(agent, "it has no port for /status")),
+            Some(Err(error)) => unread.push(with_node_and_pod(agent, &error.to_string())),
+            None => unread.push(with_node_and_pod(agent, "it has no port for /status")),
         }
     }
-    Severity::Unknown.if_any(
+    Severity::Unknown.fail_if_any(
         "agents without readable /status, whose network config, token and contention are not \
          checked",
-        &silent,
+        &unread,
     )
 }
 
 /// Warns of agents that are ready with a note, such as one about a skipped self-test.
-fn notes(states: &AgentStates<'_>) -> CheckResult {
+fn check_notes(states: &AgentStates<'_>) -> CheckResult {
     states.judge(Severity::Warning, "agents whose readiness has a note", |body| {
         // The agent also adds a failed TokenRequest to its note. Such a note is left out here,
         // because the check of the token names the failure.
@@ -97,52 +97,52 @@ fn notes(states: &AgentStates<'_>) -> CheckResult {
 
 /// Warns of problems that no other check names, such as a network config of another program that
 /// the agent cannot read.
-fn other_problems(states: &AgentStates<'_>) -> CheckResult {
+fn check_other_problems(states: &AgentStates<'_>) -> CheckResult {
     states.judge(Severity::Warning, "agents with a problem", |body| {
         let mut problems = Vec::new();
-        for (subject, why) in &body.problems {
-            if !is_named_elsewhere(body, subject, why) {
-                problems.push(format!("{subject}: {why}"));
+        for (subject, reason) in &body.problems {
+            if !is_reported_by_another_check(body, subject, reason) {
+                problems.push(format!("{subject}: {reason}"));
             }
         }
         problems
     })
 }
 
-/// Whether another check names this problem.
-fn is_named_elsewhere(body: &StatusBody, subject: &str, why: &str) -> bool {
+/// Whether another check reports this problem.
+fn is_reported_by_another_check(body: &StatusBody, subject: &str, reason: &str) -> bool {
     let has_check = [Subject::KubeconfigToken, Subject::TokenRequest, Subject::PodCopy]
         .iter()
         .any(|checked| checked.key() == subject);
     let is_of_conflist = subject == Subject::NetworkConfig.key() && body.conflist.is_none();
     has_check
         || is_of_conflist
-        || body.not_ready.as_ref().is_some_and(|not_ready| not_ready.contains(why))
-        || body.contended.iter().any(|contended| contended.contains(why))
+        || body.not_ready.as_ref().is_some_and(|not_ready| not_ready.contains(reason))
+        || body.contended.iter().any(|contended| contended.contains(reason))
 }
 
-fn versions(states: &AgentStates<'_>) -> CheckResult {
+fn check_versions(states: &AgentStates<'_>) -> CheckResult {
     states.judge(Severity::Warning, "agents with another version than this command", |body| {
         if body.version == VERSION { None } else { Some(body.version.clone()) }
     })
 }
 
-/// Fails with the nodes whose active network config does not call the plugin.
-fn conflists(states: &AgentStates<'_>) -> CheckResult {
+/// Fails, and lists the nodes whose active network config does not call the plugin.
+fn check_conflists(states: &AgentStates<'_>) -> CheckResult {
     let summary = "nodes whose active network config does not call the plugin";
     states.judge(Severity::Error, summary, |body| {
         if body.conflist.is_some() {
             return None;
         }
-        let why = body.problem(&Subject::NetworkConfig);
-        Some(why.unwrap_or("the agent reports none").to_owned())
+        let reason = body.problem(&Subject::NetworkConfig);
+        Some(reason.unwrap_or("the agent reports none").to_owned())
     })
 }
 
 /// Describes the check of the runtimes, with the number of nodes whose runtime has not called the
 /// plugin yet.
-fn started(states: &AgentStates<'_>) -> String {
-    let not_called = states.each(|body| {
+fn describe_runtimes(states: &AgentStates<'_>) -> String {
+    let not_called = states.collect_texts(|body| {
         let runtime = body.runtime.as_ref()?;
         if runtime.chain == ChainProof::Provisional { runtime.note.clone() } else { None }
     });
@@ -156,10 +156,10 @@ fn started(states: &AgentStates<'_>) -> String {
 
 /// Fails with the nodes whose runtime cannot run the plugin. A chain that is provisional is no
 /// problem: nothing speaks against it, and the agent watches what the next pods do.
-fn runtimes(states: &AgentStates<'_>) -> CheckResult {
+fn check_runtimes(states: &AgentStates<'_>) -> CheckResult {
     let summary = "nodes whose runtime cannot run the plugin, so that the agent has removed the \
                    plugin entry";
-    states.judge_known(
+    states.judge_with_unknown(
         Severity::Error,
         summary,
         |body| runtime_note(body, ChainProof::Withdrawn),
@@ -176,14 +176,15 @@ fn runtime_note(body: &StatusBody, state: ChainProof) -> Option<String> {
     Some(runtime.note.clone().unwrap_or_default())
 }
 
-fn tokens(states: &AgentStates<'_>) -> CheckResult {
+fn check_tokens(states: &AgentStates<'_>) -> CheckResult {
     // Pods with the mark start, and are redirected by their annotations, so only the others fail.
     let summary = "nodes on which meshed pods without the proxy injector's mark fail to start";
-    let expired =
-        states.each(|body| if token_has_expired(body) { Some("expired".to_owned()) } else { None });
-    Severity::Error.if_any(summary, &expired)?;
+    let expired = states.collect_texts(|body| {
+        if token_has_expired(body) { Some("expired".to_owned()) } else { None }
+    });
+    Severity::Error.fail_if_any(summary, &expired)?;
     let summary = "nodes with a problem of the token";
-    states.judge_known(Severity::Warning, summary, token_problems, unchecked_token)
+    states.judge_with_unknown(Severity::Warning, summary, token_problems, unchecked_token_reason)
 }
 
 fn token_has_expired(body: &StatusBody) -> bool {
@@ -204,22 +205,22 @@ fn token_problems(body: &StatusBody) -> Vec<String> {
 
 /// Returns why the agent could not check the token. An agent that is not ready is left out: the API
 /// server may have rejected its token, which is a problem and not unknown.
-fn unchecked_token(body: &StatusBody) -> Option<String> {
+fn unchecked_token_reason(body: &StatusBody) -> Option<String> {
     if body.not_ready.is_some() {
         return None;
     }
     body.problem(&Subject::KubeconfigToken).map(str::to_owned)
 }
 
-fn contention(states: &AgentStates<'_>) -> CheckResult {
+fn check_contention(states: &AgentStates<'_>) -> CheckResult {
     states.judge(Severity::Warning, "nodes with contention", |body| {
         if body.contended.is_empty() { None } else { Some(body.contended.join("; ")) }
     })
 }
 
-fn pod_copies(states: &AgentStates<'_>) -> CheckResult {
+fn check_pod_copies(states: &AgentStates<'_>) -> CheckResult {
     let summary = "nodes on which the plugin sends API requests for pods that start";
-    states.judge_known(Severity::Warning, summary, pod_copy_problem, |body| {
+    states.judge_with_unknown(Severity::Warning, summary, pod_copy_problem, |body| {
         let pod_copy = body.pod_copy.as_ref()?;
         let is_starting = !pod_copy.current && pod_copy.problem.is_none();
         if is_starting { Some("its agent has not listed the pods yet".to_owned()) } else { None }
@@ -234,7 +235,7 @@ fn pod_copy_problem(body: &StatusBody) -> Option<String> {
     }
 }
 
-fn backends(states: &AgentStates<'_>) -> String {
+fn describe_backends(states: &AgentStates<'_>) -> String {
     let redirects = states.bodies.iter().flat_map(|(_, body)| body.calls.redirects.keys());
     let names: BTreeSet<&str> = redirects.map(String::as_str).collect();
     if names.is_empty() {
@@ -244,20 +245,20 @@ fn backends(states: &AgentStates<'_>) -> String {
 }
 
 /// Warns of plugin calls that failed, or redirected by annotations alone.
-fn plugin_calls(states: &AgentStates<'_>) -> CheckResult {
+fn check_plugin_calls(states: &AgentStates<'_>) -> CheckResult {
     states.judge(Severity::Warning, "plugin calls since the agent started", |body| {
         let mut problems = Vec::new();
         for (code, count) in &body.calls.failures {
-            problems.push(counted_calls(*count, "failed", code));
+            problems.push(describe_calls(*count, "failed", code));
         }
         for (code, count) in &body.calls.degraded {
-            problems.push(counted_calls(*count, "redirected by annotations alone", code));
+            problems.push(describe_calls(*count, "redirected by annotations alone", code));
         }
         problems
     })
 }
 
-fn counted_calls(count: u64, result: &str, code: &str) -> String {
+fn describe_calls(count: u64, result: &str, code: &str) -> String {
     match failure::causes(code) {
         Some(causes) => format!("{count} {result} with code {code}: {causes}"),
         None => format!("{count} {result} with code {code}"),

@@ -5,7 +5,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::extension::fake::{AGENTS, Cluster, DAEMONSET, EVENTS, NAMESPACE, STATUS_1, later};
+use crate::extension::fake::{
+    AGENTS, Cluster, DAEMONSET, EVENTS, NAMESPACE, STATUS_1, distant_deadline,
+};
 use crate::extension::report::{Format, Severity, is_pending, outcome, render};
 use crate::verdict::outcome::Outcome;
 
@@ -45,7 +47,7 @@ fn with(changes: &Value) -> Cluster {
 }
 
 fn checked(cluster: &Cluster) -> Vec<Check> {
-    installed(cluster, "linkerd-cni", "linkerd", later())
+    check_installed_chart(cluster, "linkerd-cni", "linkerd", distant_deadline())
 }
 
 /// Renders the reports of clusters with these changes after those of `base`, each below its name
@@ -85,7 +87,7 @@ fn each_fault_is_reported_with_object_cause_and_remedy() {
 }
 
 #[test]
-fn a_missing_chart_is_one_failure_with_the_command_that_installs_it() {
+fn missing_chart_fails_one_check_that_names_the_install_command() {
     let mut cluster = Cluster::healthy();
     cluster.0.retain(|path, _| !path.contains("linkerd-cni"));
     cluster.set("/apis/apps/v1/daemonsets", "/items", json!([]));
@@ -97,7 +99,7 @@ fn a_missing_chart_is_one_failure_with_the_command_that_installs_it() {
 }
 
 #[test]
-fn a_missing_agent_fails_only_a_cluster_that_uses_the_plugin() {
+fn missing_daemonset_fails_the_check_only_if_the_control_plane_uses_cni() {
     let list = "/apis/apps/v1/daemonsets";
     let elsewhere = json!([{"metadata": {"name": "linkerd-cni", "namespace": "other",
         "labels": {"k8s-app": "linkerd-cni"}}}]);
@@ -129,7 +131,7 @@ fn text_from_the_cluster_cannot_fake_lines_or_control_the_terminal() {
 }
 
 #[test]
-fn a_hostile_agent_neither_stops_the_checks_nor_writes_to_the_terminal() {
+fn hostile_status_neither_stops_the_checks_nor_controls_the_terminal() {
     let cluster = with(&json!([
         [STATUS_1, "/tokenExpires", u64::MAX],
         [STATUS_1, "/version", "\u{1b}[2J\u{202e}"],
@@ -139,10 +141,10 @@ fn a_hostile_agent_neither_stops_the_checks_nor_writes_to_the_terminal() {
         let text = render(&checked(&cluster), format, false);
         assert!(!text.contains(['\u{1b}', '\u{202e}']) && !text.contains("u001b"), "{text}");
     }
-    let check = Check::new("x", "y", "\u{1b}a", Severity::Error.because("\u{1b}b\n\t* c"));
+    let check = Check::new("x", "y", "\u{1b}a", Severity::Error.fail("\u{1b}b\n\t* c"));
     assert_eq!(check.description, " a");
     assert_eq!(check.result.unwrap_err().text, " b  * c");
-    let listed = Severity::Error.if_any("a", &["\u{1b}b\nc".to_owned()]);
+    let listed = Severity::Error.fail_if_any("a", &["\u{1b}b\nc".to_owned()]);
     assert_eq!(listed.unwrap_err().text, "a:\n\t*  b c");
 }
 
@@ -154,7 +156,7 @@ fn pre_reports() -> (String, Vec<Check>) {
         [daemonsets, "", {"items": []}],
     ]);
     let obstacles = include_str!("tests/obstacles.yaml");
-    rendered(obstacles, &base, |cluster| before_install(cluster, "linkerd-cni"))
+    rendered(obstacles, &base, |cluster| check_before_install(cluster, "linkerd-cni"))
 }
 
 #[test]

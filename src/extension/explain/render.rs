@@ -1,4 +1,4 @@
-//! Renders the explanation of one pod as text and as JSON. Pure.
+//! Renders the explanation of one pod as text and as JSON.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ struct Decision {
     /// One word, for programs.
     label: &'static str,
     title: &'static str,
-    why: String,
+    reason: String,
     remedy: Option<String>,
 }
 
@@ -35,23 +35,23 @@ pub fn text(explanation: &Explanation) -> String {
         "" => "not scheduled",
         node => node,
     };
-    let Decision { title, why, remedy, .. } = decision(&examined.verdict);
+    let Decision { title, reason, remedy, .. } = describe_verdict(&examined.verdict);
     let mut text = format!("Pod:       {namespace}/{name}\nNode:      {node}\n");
     text.push_str(&format!("Outcome:   {}\n", explanation.outcome().label()));
-    text.push_str(&format!("Decision:  {title}\nWhy:       {}\n", one_line(&why)));
+    text.push_str(&format!("Decision:  {title}\nWhy:       {}\n", one_line(&reason)));
     if let Some(remedy) = remedy {
         text.push_str(&format!("Remedy:    {remedy}\n"));
     }
-    if let Some(why) = &explanation.unknown_call {
-        text.push_str(&format!("Unknown:   {}\n", one_line(why)));
+    if let Some(reason) = &explanation.unknown_call {
+        text.push_str(&format!("Unknown:   {}\n", one_line(reason)));
     }
     match &explanation.rules {
         PodRules::NotReported => {}
-        PodRules::Missing(why) => {
-            text.push_str(&format!("Rules now: missing: {}\n", one_line(why)))
+        PodRules::Missing(reason) => {
+            text.push_str(&format!("Rules now: missing: {}\n", one_line(reason)))
         }
-        PodRules::Unknown(why) => {
-            text.push_str(&format!("Rules now: unknown: {}\n", one_line(why)))
+        PodRules::Unknown(reason) => {
+            text.push_str(&format!("Rules now: unknown: {}\n", one_line(reason)))
         }
     }
     if let Verdict::Redirected(resolved) = &examined.verdict {
@@ -65,11 +65,11 @@ pub fn text(explanation: &Explanation) -> String {
 
 /// Renders the explanation for programs.
 pub fn json(explanation: &Explanation) -> String {
-    let Decision { label, why, remedy, .. } = decision(&explanation.examined.verdict);
+    let Decision { label, reason, remedy, .. } = describe_verdict(&explanation.examined.verdict);
     let (rules, rules_why) = match &explanation.rules {
         PodRules::NotReported => (Outcome::Right, None),
-        PodRules::Missing(why) => (Outcome::Wrong, Some(why)),
-        PodRules::Unknown(why) => (Outcome::Unknown, Some(why)),
+        PodRules::Missing(reason) => (Outcome::Wrong, Some(reason)),
+        PodRules::Unknown(reason) => (Outcome::Unknown, Some(reason)),
     };
     let paths: Vec<Value> = explanation.examined.paths.iter().map(path_json).collect();
     let all = json!({
@@ -78,7 +78,7 @@ pub fn json(explanation: &Explanation) -> String {
         "node": explanation.node,
         "outcome": explanation.outcome().label(),
         "decision": label,
-        "why": why,
+        "why": reason,
         "remedy": remedy,
         "unknownCall": explanation.unknown_call,
         "rulesNow": {"outcome": rules.label(), "why": rules_why},
@@ -87,10 +87,10 @@ pub fn json(explanation: &Explanation) -> String {
     format!("{all:#}\n")
 }
 
-fn decision(verdict: &Verdict) -> Decision {
-    let (label, title, why) = match verdict {
-        Verdict::NotCalled(why) => {
-            ("not-called", "not redirected: the plugin is not called", why.text().to_owned())
+fn describe_verdict(verdict: &Verdict) -> Decision {
+    let (label, title, reason) = match verdict {
+        Verdict::NotCalled(reason) => {
+            ("not-called", "not redirected: the plugin is not called", reason.text().to_owned())
         }
         Verdict::Skipped(reason) => {
             ("skipped", "not redirected: the plugin skips the pod", reason.text().to_owned())
@@ -100,24 +100,24 @@ fn decision(verdict: &Verdict) -> Decision {
             "redirected to the proxy",
             "the pod has a container linkerd-proxy and no linkerd-init".to_owned(),
         ),
-        Verdict::Refused(refusal, _) => return failure(&refusal.error()),
-        Verdict::Failed(error) => return failure(error),
-        Verdict::Undecided(why) => ("unknown", "unknown", why.clone()),
+        Verdict::Refused(refusal, _) => return describe_failure(&refusal.error()),
+        Verdict::Failed(error) => return describe_failure(error),
+        Verdict::Undecided(reason) => ("unknown", "unknown", reason.clone()),
     };
-    Decision { label, title, why, remedy: None }
+    Decision { label, title, reason, remedy: None }
 }
 
-fn failure(error: &CniError) -> Decision {
+fn describe_failure(error: &CniError) -> Decision {
     Decision {
         label: "fails",
         title: "the plugin fails, and the pod cannot start",
-        why: format!("{} (code {})", error.msg, error.failure.code()),
+        reason: format!("{} (code {})", error.msg, error.failure.code()),
         remedy: Some(error.details.to_string()),
     }
 }
 
 /// Returns the redirected IP families, and why IPv6 is redirected or not.
-fn families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static str) {
+fn describe_families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static str) {
     match (configured, resolved) {
         (_, Ipv6::Yes) => (Family::ALL, "yes (disableIPv6=false)"),
         (_, Ipv6::Auto) => (Family::ALL, "yes (ipv6: auto, if the node's kernel has IPv6)"),
@@ -128,7 +128,7 @@ fn families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static st
 
 /// Describes the redirect: ports, families, ignored elements, paths around the proxy, and rules.
 fn describe_redirect(config: &Config, resolved: &ResolvedRedirect, paths: &[BypassPath]) -> String {
-    let (families, ipv6) = families(config.ipv6, resolved.ipv6);
+    let (families, ipv6) = describe_families(config.ipv6, resolved.ipv6);
     let Redirect { inbound_port, outbound_port, .. } = resolved.redirect;
     let mut text = format!("Ports:     inbound {inbound_port}, outbound {outbound_port}\n");
     text.push_str(&format!("IPv6:      {ipv6}\n"));

@@ -53,7 +53,7 @@ fn explain_shows_the_rules_or_why_there_are_none() {
 }
 
 #[test]
-fn a_missing_pod_or_chart_is_named_with_the_remedy() {
+fn error_about_a_missing_pod_or_chart_names_the_remedy() {
     let error = |cluster: &Cluster, cni_namespace, namespace| {
         explain(cluster, cni_namespace, namespace, "web").err().unwrap().text
     };
@@ -68,7 +68,7 @@ fn a_missing_pod_or_chart_is_named_with_the_remedy() {
 
 /// With `chained: false` Multus calls the plugin only for pods whose annotation names the plugin.
 #[test]
-fn a_pod_without_the_annotation_for_multus_is_not_redirected() {
+fn pod_without_the_multus_annotation_is_not_redirected() {
     let mut cluster = cluster(meshed());
     let env = json!([{"name": "LINKERD_CNI_CHAINED", "value": "false"}]);
     cluster.set(DAEMONSET, "/spec/template/spec/containers/0/env", env);
@@ -85,7 +85,7 @@ fn a_pod_without_the_annotation_for_multus_is_not_redirected() {
 /// The plugin has rights of its own. So an object that the user may not read makes the decision
 /// unknown, and does not mean that the plugin fails.
 #[test]
-fn what_the_user_cannot_read_is_unknown() {
+fn explanation_is_unknown_if_the_user_cannot_read_an_object() {
     let of_control_plane = json!({"linkerd.io/control-plane-component": "destination"});
     for (what, path, labels, decision) in [
         ("the namespace", "/api/v1/namespaces/shop", json!({}), "unknown"),
@@ -121,7 +121,7 @@ fn decision_of(explanation: &Explanation) -> String {
 
 /// A running pod without rules is not redirected, whatever the plugin would decide now.
 #[test]
-fn a_running_pod_is_right_only_if_its_rules_are_known() {
+fn running_pod_is_right_only_if_its_rules_are_known() {
     let validator = json!([{
         "name": "linkerd-network-validator",
         "state": {"terminated": {"exitCode": 95}},
@@ -155,7 +155,7 @@ fn a_running_pod_is_right_only_if_its_rules_are_known() {
 }
 
 #[test]
-fn a_pod_that_has_not_started_needs_a_ready_agent() {
+fn pending_pod_is_right_only_if_an_agent_is_ready() {
     let mut cluster = cluster(meshed());
     cluster.set(POD, "/status", json!({"phase": "Pending"}));
     assert_eq!(explained(&cluster).outcome(), Outcome::Right);

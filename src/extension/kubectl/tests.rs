@@ -3,7 +3,7 @@ use std::path::Path;
 
 use super::*;
 use crate::deadline::run_within;
-use crate::extension::requests::{find, get};
+use crate::extension::requests::{get, get_optional};
 
 /// A program in place of kubectl: `sh -c SCRIPT`, whose arguments are those of kubectl.
 fn fake(script: &str, deadline: Duration) -> Kubectl {
@@ -18,21 +18,21 @@ struct Responded(&'static str);
 
 impl Api for Responded {
     fn body(&self, _: &str) -> Result<String, Error> {
-        body_of(self.0)
+        parse_response(self.0)
     }
 }
 
 #[test]
-fn errors_of_the_api_server_are_told_from_those_of_kubectl() {
+fn errors_distinguish_the_api_server_from_kubectl() {
     let missing = "HTTP/1.0 404 Not Found\r\nA: b\r\n\r\n\
         {\"kind\":\"Status\",\"reason\":\"NotFound\",\"message\":\"no x\"}";
     let error = get::<u8>(&Responded(missing), "/x").unwrap_err();
     assert_eq!(error.to_string(), "no x (NotFound)");
-    assert!(find::<()>(&Responded(missing), "/x").unwrap().is_none());
+    assert!(get_optional::<()>(&Responded(missing), "/x").unwrap().is_none());
     // A proxy in front of the API server does not know whether the object exists.
     let of_proxy =
         "HTTP/1.0 404 Not Found\r\n\r\n{\"reason\":\"NotFound\",\"message\":\"no route\"}";
-    let error = find::<()>(&Responded(of_proxy), "/x").unwrap_err();
+    let error = get_optional::<()>(&Responded(of_proxy), "/x").unwrap_err();
     assert_eq!(error.to_string(), "no route (HTTP 404)");
     let forbidden = "HTTP/1.0 403 Forbidden\r\n\r\n\
         {\"kind\":\"Status\",\"reason\":\"Forbidden\",\"message\":\"no\"}";
@@ -48,7 +48,7 @@ fn errors_of_the_api_server_are_told_from_those_of_kubectl() {
 }
 
 #[test]
-fn a_kubectl_proxy_that_does_not_start_fails_each_request() {
+fn each_request_fails_if_kubectl_proxy_does_not_start() {
     let api = fake("printf 'refused\\nIs it running?' >&2; exit 1", LONG);
     for _ in 0..2 {
         let error = api.body("/x").unwrap_err().to_string();
@@ -74,7 +74,7 @@ fn started(socket: &Path, begin: &str, hang: &str) -> Kubectl {
 }
 
 #[test]
-fn a_hanging_kubectl_is_killed_with_its_children() {
+fn hanging_kubectl_is_killed_with_its_children() {
     let directory = tempfile::tempdir().unwrap();
     let (socket, file) = (directory.path().join("api"), directory.path().join("id"));
     let _listener = UnixListener::bind(&socket).unwrap();
@@ -100,7 +100,7 @@ fn drip(listener: &UnixListener) {
 }
 
 #[test]
-fn a_request_without_a_response_or_with_an_endless_one_fails() {
+fn request_fails_if_the_response_is_missing_or_endless() {
     let directory = tempfile::tempdir().unwrap();
     let [silent, dripping] = ["silent", "dripping"].map(|name| directory.path().join(name));
     let _silent = UnixListener::bind(&silent).unwrap();

@@ -4,15 +4,20 @@ fn checks() -> Vec<Check> {
     let items: Vec<String> = (1..=2).map(|node| format!("node-{node}: why")).collect();
     vec![
         Check::new("linkerd-cni", "a", "first", Ok(())),
-        Check::new("linkerd-cni", "b", "second", Severity::Warning.because("worth a look")),
-        Check::new("linkerd-cni-nodes", "c", "third", Severity::Error.if_any("nodes fail", &items)),
-        Check::new("linkerd-cni-nodes", "d", "fourth", Severity::Pending.because("1 of 2")),
-        Check::new("linkerd-cni-pods", "e", "fifth", unreadable("the pods", &"HTTP 403")),
+        Check::new("linkerd-cni", "b", "second", Severity::Warning.fail("worth a look")),
+        Check::new(
+            "linkerd-cni-nodes",
+            "c",
+            "third",
+            Severity::Error.fail_if_any("nodes fail", &items),
+        ),
+        Check::new("linkerd-cni-nodes", "d", "fourth", Severity::Pending.fail("1 of 2")),
+        Check::new("linkerd-cni-pods", "e", "fifth", fail_to_read("the pods", &"HTTP 403")),
     ]
 }
 
 #[test]
-fn the_three_formats_look_like_those_of_linkerd_check() {
+fn render_uses_the_formats_of_linkerd_check() {
     for (name, format) in
         [("table", Format::Table), ("short", Format::Short), ("json", Format::Json)]
     {
@@ -22,20 +27,20 @@ fn the_three_formats_look_like_those_of_linkerd_check() {
 
 /// No other output names the nodes, so the list must not be cut.
 #[test]
-fn a_list_of_any_length_is_complete() {
+fn problem_lists_every_item_of_a_long_list() {
     let nodes: Vec<String> = (1..=5000).map(|node| format!("node-{node}")).collect();
-    let problem = Severity::Error.if_any("nodes fail", &nodes).unwrap_err();
+    let problem = Severity::Error.fail_if_any("nodes fail", &nodes).unwrap_err();
     assert!(problem.text.lines().skip(1).eq(nodes.iter().map(|node| format!("\t* {node}"))));
 }
 
 #[test]
-fn a_short_report_without_problems_is_one_line() {
+fn short_report_without_problems_is_one_line() {
     let good = [Check::new("linkerd-cni", "a", "first", Ok(()))];
     assert_eq!(render(&good, Format::Short, false), "Status check results are √\n");
 }
 
 #[test]
-fn a_warning_passes_an_error_fails_and_only_terminals_get_color() {
+fn warning_passes_error_fails_and_only_terminals_get_color() {
     let all = checks();
     assert_eq!(outcome(&all[..2]), Outcome::Right);
     assert_eq!(outcome(&all[4..]), Outcome::Unknown);
@@ -48,7 +53,7 @@ fn a_warning_passes_an_error_fails_and_only_terminals_get_color() {
 }
 
 #[test]
-fn a_report_ends_with_a_check_mark_only_if_all_checks_passed() {
+fn report_ends_with_a_check_mark_only_if_all_checks_passed() {
     let all = checks();
     for (checks, sign) in [(&all[..1], '√'), (&all[..2], '‼'), (&all[4..], '?'), (&all[..], '×')]
     {
@@ -58,7 +63,7 @@ fn a_report_ends_with_a_check_mark_only_if_all_checks_passed() {
 }
 
 #[test]
-fn a_report_that_saw_not_everything_is_no_success() {
+fn report_with_an_unknown_result_is_not_a_success() {
     let unknown = &checks()[4..];
     let report = json(unknown);
     assert_eq!((&report["success"], &report["outcome"]), (&json!(false), &json!("unknown")));
@@ -68,7 +73,7 @@ fn a_report_that_saw_not_everything_is_no_success() {
 }
 
 #[test]
-fn what_was_not_seen_is_listed_below_the_problems_that_were() {
+fn unknown_items_are_listed_below_the_problems() {
     let one = ["a".to_owned()];
     for (severity, problems, expected) in [
         (Severity::Error, &one[..], Severity::Error),
@@ -76,11 +81,11 @@ fn what_was_not_seen_is_listed_below_the_problems_that_were() {
         (Severity::Warning, &one[..], Severity::Unknown),
         (Severity::Error, &[][..], Severity::Unknown),
     ] {
-        let found = severity.if_any_or_unknown("bad", problems, &["b".to_owned()]);
+        let found = severity.fail_if_any_or_unknown("bad", problems, &["b".to_owned()]);
         let problem = found.unwrap_err();
         assert_eq!(problem.severity, expected, "{problem}");
         assert!(problem.text.ends_with("not known: b"), "{problem}");
         assert_eq!(problem.text.starts_with("bad:\n\t* a\n"), !problems.is_empty(), "{problem}");
     }
-    assert_eq!(Severity::Error.if_any_or_unknown("bad", &[], &[]), Ok(()));
+    assert_eq!(Severity::Error.fail_if_any_or_unknown("bad", &[], &[]), Ok(()));
 }

@@ -6,7 +6,7 @@ use super::*;
 
 fn access() -> ApiAccess {
     ApiAccess {
-        server: server("fd00:10:96::1", "443"),
+        server: server_url("fd00:10:96::1", "443"),
         tls_server_name: Some("api.example".into()),
         ca: b"-----BEGIN CERTIFICATE-----".to_vec(),
         token: Some("secret".into()),
@@ -18,15 +18,15 @@ fn parsed(text: &str) -> Result<ApiAccess, Error> {
 }
 
 #[test]
-fn a_rendered_kubeconfig_is_read_back_unchanged() {
+fn rendered_kubeconfig_is_read_back_unchanged() {
     assert_eq!(parsed(&render(&access())).unwrap(), access());
 }
 
 #[test]
-fn an_ipv6_host_is_put_in_brackets_once() {
-    assert_eq!(server("10.96.0.1", "443"), "https://10.96.0.1:443");
-    assert_eq!(server("fd00::1", "443"), "https://[fd00::1]:443");
-    assert_eq!(server("[fd00::1]", "443"), "https://[fd00::1]:443");
+fn ipv6_host_is_put_in_brackets_once() {
+    assert_eq!(server_url("10.96.0.1", "443"), "https://10.96.0.1:443");
+    assert_eq!(server_url("fd00::1", "443"), "https://[fd00::1]:443");
+    assert_eq!(server_url("[fd00::1]", "443"), "https://[fd00::1]:443");
 }
 
 #[test]
@@ -37,14 +37,14 @@ fn access_has_an_address_only_if_the_servers_url_contains_an_ip_address() {
         ("kubernetes.default.svc", None),
         ("10.96.0.1.example", None),
     ] {
-        let access = ApiAccess { server: server(host, "443"), ..access() };
+        let access = ApiAccess { server: server_url(host, "443"), ..access() };
         let expected = expected.map(|address| address.parse().unwrap());
         assert_eq!(access.address(), expected, "{host}");
     }
 }
 
 #[test]
-fn upstreams_yaml_is_read() {
+fn kubeconfig_of_upstream_in_yaml_is_parsed() {
     let text = "# kubeconfig file\napiVersion: v1\nclusters:\n- name: local\n  cluster:\n    server: https://[fd00:10:96::1]:443\n    tls-server-name: api.example\n    certificate-authority-data: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t\nusers:\n- name: linkerd-cni\n  user:\n    token: secret\ncontexts:\n- name: other\n  context: {}\n- name: linkerd-cni-context\n  context:\n    cluster: local\n    user: linkerd-cni";
     assert_eq!(parsed(text).unwrap(), access());
 }

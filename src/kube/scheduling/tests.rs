@@ -70,7 +70,7 @@ fn node_affinity_matches_as_in_kubernetes() {
 }
 
 #[test]
-fn the_exclusion_gives_the_reason() {
+fn exclusion_names_the_reason() {
     let node = node(&json!({}), &json!([{"key": "a", "value": "b", "effect": "NoExecute"}]));
     for (template, reason) in [
         (json!({"nodeName": "n"}), "the DaemonSet runs on node n only"),

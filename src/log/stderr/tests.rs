@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use super::*;
 
 #[test]
-fn lines_that_fit_reach_pipes_sockets_and_files_completely() {
+fn lines_are_written_completely_to_pipes_sockets_and_files() {
     let long = [vec![b'x'; 3 * PIPE_BUF], b"\n".to_vec()].concat();
     let lines: [&[u8]; 3] = [b"first\n", &long, b"last\n"];
     let all = lines.concat();
@@ -27,7 +27,7 @@ fn lines_that_fit_reach_pipes_sockets_and_files_completely() {
 }
 
 fn write_to(fd: BorrowedFd<'_>, lines: &[&[u8]]) {
-    assert!(lines.iter().all(|line| write_whole(fd, line)));
+    assert!(lines.iter().all(|line| write_all(fd, line)));
 }
 
 fn read_to_end(reader: &mut impl io::Read) -> Vec<u8> {

@@ -96,7 +96,7 @@ pub fn install(
     let called_through = plan::chained_config(mode, configs).map(|file| file.name.clone());
     let mut outcome = ConfigsOutcome { called_through, ..ConfigsOutcome::default() };
     if let Some(why) = saved.unusable.clone() {
-        if chaining.can_chain && saved.is_damaged && saved.keep_damaged(net_dir).is_ok() {
+        if chaining.can_chain && saved.is_damaged && saved.rename_damaged_file(net_dir).is_ok() {
             outcome.is_stale = true;
             warn!("{why}; it is kept as {}", saved_state::DAMAGED);
         } else {

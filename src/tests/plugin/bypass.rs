@@ -16,7 +16,7 @@ use testkit::node_copy::FakeCluster;
 use testkit::table;
 
 use super::namespaces::{NEIGHBOUR, POD};
-use super::{Scene, api_of, listen};
+use super::{Scene, start_api_with_pod, start_listeners};
 
 /// User of the container `app`.
 const APP: u32 = 1000;
@@ -112,14 +112,16 @@ impl Pod {
     /// Starts listeners in the pod, and runs ADD unless the pod is in the host network.
     fn start(&self) -> Scene {
         let metadata = json!({"annotations": self.annotations});
-        let scene = Scene::of(api_of(metadata, &self.spec, &self.namespace_annotations));
-        listen(&scene);
+        let scene =
+            Scene::with_api(start_api_with_pod(metadata, &self.spec, &self.namespace_annotations));
+        start_listeners(&scene);
         scene.serve_in_pod("app", 8081);
         scene.serve_in_neighbour("server", 9001);
         if self.spec["hostNetwork"] != true {
-            let entry = self.entry.as_object().unwrap().iter();
-            let add = scene.in_mode("native", "ADD");
-            let add = entry.fold(add, |add, (key, value)| add.linkerd(key, value.clone()));
+            let mut add = scene.in_mode("native", "ADD");
+            for (key, value) in self.entry.as_object().unwrap() {
+                add = add.linkerd(key, value.clone());
+            }
             add.run().succeeded();
         }
         scene
@@ -145,18 +147,21 @@ impl Pod {
         let ExaminedPod { unmeshed, verdict, paths } = examine(&release, pod, &mut namespace);
         assert_eq!(unmeshed, None);
         assert!(!matches!(verdict, Verdict::Failed(_)), "{verdict:?}");
-        paths.into_iter().map(text).collect()
+        paths.into_iter().map(path_text).collect()
     }
 }
 
-fn text(BypassPath { reason, detail, cause }: BypassPath) -> String {
-    let cause = cause.map(|(kind, key)| format!(", {kind} {key}"));
-    format!("{}: {detail}{}", reason.label(), cause.unwrap_or_default())
+fn path_text(path: BypassPath) -> String {
+    let cause = match path.cause {
+        Some((kind, key)) => format!(", {kind} {key}"),
+        None => String::new(),
+    };
+    format!("{}: {}{cause}", path.reason.label(), path.detail)
 }
 
 /// Opens all [`CONNECTIONS`], the outbound ones as the user `uid`. Returns the connections that
 /// reach their destination directly, without the proxy.
-fn direct_connections(scene: &Scene, uid: u32) -> Vec<&'static str> {
+fn open_direct_connections(scene: &Scene, uid: u32) -> Vec<&'static str> {
     let outbound = |to: &str, port| (scene.outbound(uid, to, port), "outbound", "server");
     let inbound = |to: &str, port| (scene.inbound(to, port), "inbound", "app");
     let connections = [
@@ -183,7 +188,7 @@ fn exactly_the_reported_connections_bypass_the_proxy() {
         let pod = Pod::from_row(&row);
         assert_eq!(pod.report(), row.report, "{name}");
         if let Some(direct) = row.direct {
-            assert_eq!(direct_connections(&pod.start(), row.uid), direct, "{name}");
+            assert_eq!(open_direct_connections(&pod.start(), row.uid), direct, "{name}");
         }
     }
 }
@@ -216,7 +221,7 @@ fn connections_in_a_second_network_are_redirected() {
 /// Creates a shell that belongs to the user `uid` and has the set-user-ID bit. A script would not
 /// do, because the kernel ignores the bit of scripts. The shell keeps the user if it runs with
 /// `-p`.
-fn set_user_id_shell(dir: &Path, uid: u32) -> PathBuf {
+fn create_set_user_id_shell(dir: &Path, uid: u32) -> PathBuf {
     let shell = dir.join("bash");
     fs::copy("/bin/bash", &shell).unwrap();
     chown(&shell, Some(uid), None).unwrap();
@@ -243,7 +248,7 @@ fn connect_through_shell(scene: &Scene, shell: &Path, forbids_escalation: bool) 
 #[test]
 fn set_user_id_file_bypasses_the_proxy_unless_privilege_escalation_is_forbidden() {
     let dir = tempfile::tempdir().unwrap();
-    let shell = set_user_id_shell(dir.path(), 2102);
+    let shell = create_set_user_id_shell(dir.path(), 2102);
     let dropped = json!({"runAsUser": APP, "capabilities": {"drop": ["ALL"]}});
     for (allowed, report, reached) in [
         (json!(null), &["set-user-id: app"][..], "server"),

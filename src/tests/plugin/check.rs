@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::record_socket::recorded;
+use super::record_socket::run_and_record;
 use super::{MESHED, POD_PATH, Scene, UNMESHED};
 
 /// Damages the rules of `mode` with the command for its backend.
 fn damage(scene: &Scene, mode: &str, nft: &str, iptables: &str) {
     match mode {
         "native" => scene.sh(nft),
-        _ => scene.sh(&format!("{} -t nat {iptables}", super::iptables(mode, false))),
+        _ => scene.sh(&format!("{} -t nat {iptables}", super::iptables_program(mode, false))),
     };
 }
 
@@ -35,16 +35,16 @@ fn check_names_the_missing_rules() {
 fn check_without_prev_result_fails_only_if_rules_are_missing() {
     let scene = Scene::meshed();
     let call = |command| scene.in_mode("native", command).set("prevResult", Value::Null);
-    let (outcome, record) = recorded(&call("CHECK").annotated(json!({})));
+    let (outcome, record) = run_and_record(&call("CHECK").annotated(json!({})));
     assert_eq!(outcome.succeeded().stdout, "");
     assert!(record["degraded"].is_null(), "{record}");
     scene.api.answer(POD_PATH, 200, UNMESHED);
-    let (outcome, record) = recorded(&call("CHECK"));
+    let (outcome, record) = run_and_record(&call("CHECK"));
     outcome.succeeded();
     assert!(record["degraded"].is_null(), "{record}");
 
     scene.api.answer(POD_PATH, 200, MESHED);
-    recorded(&call("CHECK")).0.failed(122, "");
+    run_and_record(&call("CHECK")).0.failed(122, "");
     call("ADD").run().succeeded();
     assert_eq!(call("CHECK").run().succeeded().stdout, "");
 }

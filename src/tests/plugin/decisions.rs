@@ -11,9 +11,11 @@ use testkit::chart::yaml;
 use testkit::table;
 
 use super::api::TOKEN;
-use super::injected::unmarked;
+use super::injected::manual_annotations;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::{MESHED, NAMESPACE_PATH, POD_PATH, Scene, UID, UNMESHED, listen, record_socket};
+use super::{
+    MESHED, NAMESPACE_PATH, POD_PATH, Scene, UID, UNMESHED, record_socket, start_listeners,
+};
 
 /// A row of `requests` in `decisions.yaml`.
 #[derive(Deserialize)]
@@ -29,7 +31,7 @@ struct RequestsRow {
 fn add_sends_only_the_necessary_requests_and_check_sends_none() {
     for (name, row) in table::rows_of::<RequestsRow>(include_str!("decisions.yaml"), "requests") {
         let RequestsRow { annotations, spec, requests, is_redirected } = row;
-        let scene = Scene::with(json!(annotations), &spec, &json!({}));
+        let scene = Scene::with_pod(json!(annotations), &spec, &json!({}));
         let outcome = scene.add().annotated(annotations.clone()).run().succeeded();
         assert_eq!(outcome.json()["ips"][0]["address"], "10.99.0.1/24", "{name}");
         let both = [format!("GET {POD_PATH}"), format!("GET {NAMESPACE_PATH}")];
@@ -46,7 +48,7 @@ fn add_sends_only_the_necessary_requests_and_check_sends_none() {
 fn pods_in_excluded_namespaces_and_non_pods_are_skipped_without_a_request() {
     let scene = Scene::meshed();
     for call in [
-        scene.add().annotated(unmarked()).linkerd("exclude-namespaces", ["ns"]),
+        scene.add().annotated(manual_annotations()).linkerd("exclude-namespaces", ["ns"]),
         scene.add().env("CNI_ARGS", ""),
         scene.add().env("CNI_ARGS", "IgnoreUnknown=1"),
         scene.add().env("CNI_ARGS", "K8S_POD_NAME=web"),
@@ -92,17 +94,17 @@ fn agent_pod_starts_without_a_request_while_the_token_is_rejected() {
     // `agent-namespace`.
     let claims = json!({"sub": "system:serviceaccount:mesh:linkerd-cni"}).to_string();
     let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims));
-    let by_token = |namespace| {
+    let add_with_token_of_account = |namespace| {
         let call = add(namespace);
         fs::write(call.kubeconfig(), scene.api.kubeconfig().replace(TOKEN, &token)).unwrap();
         call.run()
     };
-    by_token("mesh").succeeded();
+    add_with_token_of_account("mesh").succeeded();
     assert!(scene.api.requests().is_empty(), "{:?}", scene.api.requests());
-    by_token("ns").failed(102, "");
+    add_with_token_of_account("ns").failed(102, "");
 
     add("mesh").run().failed(102, "");
-    add("mesh").annotated(unmarked()).run().failed(102, "");
+    add("mesh").annotated(manual_annotations()).run().failed(102, "");
     assert_eq!(scene.rules(), "");
 }
 
@@ -151,9 +153,9 @@ fn invalid_kubeconfig_setting_fails_with_the_same_code_whichever_source_decides(
         if is_copied {
             testkit::node_copy::publish(&run_dir, ["ns", "web", UID], MESHED);
         }
-        let socket = record_socket::listen_at(&run_dir.join("records.sock"));
+        let socket = record_socket::bind_at(&run_dir.join("records.sock"));
         let outcome = call.set("kubernetes", kubernetes).run();
-        let record = record_socket::record(&socket);
+        let record = record_socket::receive_record(&socket);
         match code {
             Some(code) => {
                 assert_eq!(outcome.error().0, code, "{name}");
@@ -165,7 +167,7 @@ fn invalid_kubeconfig_setting_fails_with_the_same_code_whichever_source_decides(
 }
 
 /// Creates a scene with a meshed pod that has no IPv6 address.
-pub fn without_ipv6_address() -> Scene {
+pub fn scene_without_ipv6_address() -> Scene {
     let scene = Scene::meshed();
     scene.sh("ip -6 address flush dev eth0");
     scene
@@ -179,8 +181,8 @@ fn add_ipv6_address(namespaces: &Namespaces) {
 #[test]
 fn ipv6_auto_redirects_an_address_that_the_pod_gets_after_add() {
     for sysctl in ["0", "1"] {
-        let scene = without_ipv6_address();
-        listen(&scene);
+        let scene = scene_without_ipv6_address();
+        start_listeners(&scene);
         scene.sh(&format!("sysctl -q -w net.ipv6.conf.all.disable_ipv6={sysctl}"));
         for mode in ["auto", "nft"] {
             let call = |command| scene.in_mode(mode, command).linkerd("ipv6", "auto");
@@ -195,7 +197,7 @@ fn ipv6_auto_redirects_an_address_that_the_pod_gets_after_add() {
 
 #[test]
 fn check_accepts_ipv4_rules_whatever_the_ipv6_setting_is() {
-    let scene = without_ipv6_address();
+    let scene = scene_without_ipv6_address();
     let call =
         |command, mode: &str, ipv6: Value| scene.in_mode(mode, command).linkerd("ipv6", ipv6);
     for mode in ["native", "nft"] {
@@ -211,7 +213,7 @@ fn check_accepts_ipv4_rules_whatever_the_ipv6_setting_is() {
 
 #[test]
 fn check_fails_on_partial_ipv6_rules_even_without_an_ipv6_address() {
-    let scene = without_ipv6_address();
+    let scene = scene_without_ipv6_address();
     let call = |command| scene.in_mode("nft", command).linkerd("ipv6", "auto");
     call("ADD").run().succeeded();
     scene.run("ip6tables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
@@ -221,10 +223,10 @@ fn check_fails_on_partial_ipv6_rules_even_without_an_ipv6_address() {
 #[test]
 fn plugin_sends_one_record_per_call_and_never_waits_for_the_agent() {
     let spec = &yaml(include_str!("decisions.yaml"))["recorded"];
-    let scene = Scene::with(json!({}), spec, &json!({}));
+    let scene = Scene::with_pod(json!({}), spec, &json!({}));
     let call = scene.add();
-    let socket = record_socket::listen(&call);
-    let receive = || record_socket::record(&socket);
+    let socket = record_socket::bind(&call);
+    let receive = || record_socket::receive_record(&socket);
     call.run().succeeded();
     let record = receive();
     for (key, wanted) in yaml(include_str!("decisions.yaml"))["record"].as_object().unwrap() {

@@ -15,8 +15,8 @@ use testkit::until::until;
 
 use super::api::{ApiFault, TOKEN};
 use super::faults::assert_fails_at_once;
-use super::record_socket::recorded;
-use super::{AT_ONCE, MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, requests};
+use super::record_socket::run_and_record;
+use super::{AT_ONCE, MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, request_count};
 
 /// A row of `failures.yaml`.
 #[derive(Deserialize)]
@@ -58,9 +58,9 @@ fn responses_without_a_pod_or_namespace_fail_at_once_and_install_no_rule() {
     }
     // A request with a truncated response is retried.
     scene.api.answer(POD_PATH, 200, r#"{"metadata":"#);
-    let (outcome, record) = recorded(&scene.add().linkerd("api-retry-seconds", 1));
+    let (outcome, record) = run_and_record(&scene.add().linkerd("api-retry-seconds", 1));
     outcome.failed(104, "EOF while parsing");
-    assert!(requests(&record) > 1, "{record}");
+    assert!(request_count(&record) > 1, "{record}");
     // The last retry of a failed request takes longer than the budget allows.
     let error = || ApiFault::Status(500, 0);
     scene.api.faults(&[error(), error(), error(), ApiFault::Hang, ApiFault::Hang]);
@@ -116,27 +116,29 @@ fn invalid_calls_fail_and_install_no_rule() {
 #[test]
 fn netns_path_that_changes_to_the_plugins_own_netns_during_the_call_is_rejected() {
     let scene = Scene::meshed();
-    let own = scene.neighbour_path();
+    let own_netns = scene.neighbour_path();
     let address = scene.api.address;
-    let listener = netns::run(&own, AT_ONCE, move || TcpListener::bind(address)).unwrap().unwrap();
+    let listener =
+        netns::run(&own_netns, AT_ONCE, move || TcpListener::bind(address)).unwrap().unwrap();
     scene.api.serve(listener);
-    // The plugin retries for a second, until the path has changed.
+    // The plugin retries the request for about a second. The path changes meanwhile.
     scene.api.faults(&[500, 503, 500, 503].map(|code| ApiFault::Status(code, 0)));
     let dir = tempfile::tempdir().unwrap();
-    let [path, next] = ["netns", "next"].map(|name| dir.path().join(name));
+    let path = dir.path().join("netns");
+    let next_path = dir.path().join("next");
     symlink(scene.path(), &path).unwrap();
-    symlink(&own, &next).unwrap();
+    symlink(&own_netns, &next_path).unwrap();
     let call = scene.add().env("CNI_NETNS", &path);
-    let enter = format!("--net={}", own.display());
+    let enter = format!("--net={}", own_netns.display());
     let outcome = thread::scope(|scope| {
         let running = scope.spawn(|| call.run_under(&["/usr/bin/nsenter", &enter]));
         until("the first request", || !scene.api.requests().is_empty());
-        fs::rename(&next, &path).unwrap();
+        fs::rename(&next_path, &path).unwrap();
         running.join().unwrap()
     });
     outcome.failed(8, "plugin's netns and netns from CNI_NETNS should not be the same");
     let list = || must(Command::new("nft").args(["list", "ruleset"]));
-    let ruleset = netns::run(&own, AT_ONCE, list).unwrap();
+    let ruleset = netns::run(&own_netns, AT_ONCE, list).unwrap();
     assert!(!ruleset.contains("PROXY_INIT"), "{ruleset}");
     assert_eq!(scene.rules(), "");
 }

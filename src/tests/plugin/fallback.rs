@@ -8,15 +8,15 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::child::{KilledOnDrop, has_strace, without_netlink};
-use super::decisions::without_ipv6_address;
+use super::decisions::scene_without_ipv6_address;
 use super::namespaces::{NEIGHBOUR, POD};
 use super::until::until;
-use super::{Call, Scene, listen, meshed_api, write_program};
+use super::{Call, Scene, start_listeners, start_meshed_api, write_program};
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Value, json};
 
 /// Creates a directory in which `iptables` is the legacy variant.
-fn legacy_as_plain() -> tempfile::TempDir {
+fn create_plain_legacy_programs() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for name in ["iptables", "ip6tables"] {
         for suffix in ["", "-restore"] {
@@ -29,14 +29,15 @@ fn legacy_as_plain() -> tempfile::TempDir {
 
 /// Returns the command lines of the processes whose environment contains `text`.
 fn processes_with_environment(text: &str) -> Vec<String> {
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    processes
-        .filter(|entry| {
-            let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
-            String::from_utf8_lossy(&environment).contains(text)
-        })
-        .map(|entry| fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default())
-        .collect()
+    let mut command_lines = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        if String::from_utf8_lossy(&environment).contains(text) {
+            let path = entry.path().join("cmdline");
+            command_lines.push(fs::read_to_string(path).unwrap_or_default());
+        }
+    }
+    command_lines
 }
 
 #[test]
@@ -44,7 +45,7 @@ fn held_xtables_lock_fails_add_but_not_check() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("xtables.lock");
     let lock = path.to_str().unwrap();
-    let programs = legacy_as_plain();
+    let programs = create_plain_legacy_programs();
     let plain = format!("{}:/usr/sbin", programs.path().display());
     let scene = Scene::meshed();
     let call = |command, mode: &str| {
@@ -94,7 +95,7 @@ fn auto_falls_back_to_nft_and_legacy_with_working_rules() {
     }
     for (backend, wrapper) in cases {
         let scene = Scene::meshed();
-        listen(&scene);
+        start_listeners(&scene);
         let call =
             |command| scene.in_mode("auto", command).linkerd("ipv6", true).set("log_level", "info");
         let add = call("ADD").run_under(&wrapper).succeeded();
@@ -115,7 +116,7 @@ fn error_without_a_usable_backend_names_the_cause_for_each_backend() {
     if !has_strace() {
         return;
     }
-    let scene = without_ipv6_address();
+    let scene = scene_without_ipv6_address();
     let dir = tempfile::tempdir().unwrap();
     let lock = dir.path().join("xtables.lock");
     let _held = Flock::lock(File::create(&lock).unwrap(), FlockArg::LockExclusive).unwrap();
@@ -139,7 +140,7 @@ fn error_without_a_usable_backend_names_the_cause_for_each_backend() {
 /// The pod may get an IPv6 address later, so IPv4 rules alone are not enough.
 #[test]
 fn add_fails_without_rules_if_ipv6_cannot_be_redirected() {
-    let scene = without_ipv6_address();
+    let scene = scene_without_ipv6_address();
     let programs = tempfile::tempdir().unwrap();
     for suffix in ["", "-restore"] {
         let name = format!("iptables-nft{suffix}");
@@ -186,7 +187,7 @@ fn rejected_transaction_names_the_object_and_auto_falls_back() {
 }
 
 /// Starts a process in its own user namespace and netns, as rootless runtimes do.
-fn rootless() -> KilledOnDrop {
+fn start_rootless_process() -> KilledOnDrop {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--net", "cat"]).stdin(Stdio::piped());
     let helper = KilledOnDrop(command.spawn().unwrap());
@@ -199,7 +200,8 @@ fn rootless() -> KilledOnDrop {
 
 #[test]
 fn native_works_in_a_user_namespace_unless_there_are_too_many_rules() {
-    let (api, rootless) = (meshed_api(), rootless());
+    let api = start_meshed_api();
+    let rootless = start_rootless_process();
     let target = format!("--target={}", rootless.0.id());
     let inside = ["nsenter", &target, "--user", "--preserve-credentials"];
     let netns = format!("/proc/{}/ns/net", rootless.0.id());
@@ -233,7 +235,8 @@ fn native_works_in_a_user_namespace_unless_there_are_too_many_rules() {
 /// but calls the plugin outside of it.
 #[test]
 fn pod_with_a_user_namespace_is_redirected_only_by_native() {
-    let (api, pod) = (meshed_api(), rootless());
+    let api = start_meshed_api();
+    let pod = start_rootless_process();
     let netns = format!("/proc/{}/ns/net", pod.0.id());
     let call = |mode: &str, command: &str| {
         Call::new(command, Path::new(&netns), &api).linkerd("iptables-mode", mode)
@@ -258,7 +261,7 @@ fn foreign_accept_rule_bypasses_iptables_rules_but_not_native_rules() {
         ("iptables-legacy", "native", "outbound"),
     ] {
         let scene = Scene::meshed();
-        listen(&scene);
+        start_listeners(&scene);
         scene.sh(&format!("{program} -t nat -A OUTPUT -p tcp --dport 9000 -j ACCEPT"));
         let call = |command| scene.in_mode(mode, command);
         call("ADD").run().succeeded();

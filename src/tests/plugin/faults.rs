@@ -11,11 +11,11 @@ use testkit::chart::yaml;
 use testkit::table;
 
 use super::api::{ApiFault, TOKEN};
-use super::record_socket::recorded;
+use super::record_socket::run_and_record;
 use super::until::until;
 use super::{
-    AT_ONCE, Api, Call, NAMESPACE_PATH, Outcome, POD_PATH, Scene, UNMESHED, at_the_same_time,
-    fastest, meshed_api, requests,
+    AT_ONCE, Api, Call, NAMESPACE_PATH, Outcome, POD_PATH, Scene, UNMESHED, measure_fastest,
+    request_count, run_in_parallel, start_meshed_api,
 };
 
 #[test]
@@ -30,12 +30,12 @@ fn temporary_faults_are_retried_until_the_pod_is_redirected() {
         ("slow", vec![ApiFault::Slow(3000)]),
         ("silent once", vec![ApiFault::Hang]),
     ];
-    at_the_same_time(cases, |(name, faults)| {
+    run_in_parallel(cases, |(name, faults)| {
         let scene = Scene::meshed();
         scene.api.faults(&faults);
         let started = Instant::now();
         let call = scene.add().linkerd("api-retry-seconds", 8);
-        let (outcome, record) = recorded(&call);
+        let (outcome, record) = run_and_record(&call);
         outcome.succeeded();
         // A response after 3 s is in time, so the request is not retried.
         let retries = record["retries"].as_u64().unwrap_or_default();
@@ -58,10 +58,10 @@ fn endless_response_is_rejected_at_the_size_limit() {
 
 /// Asserts that the call fails without a pause, and after at most `max_requests` requests.
 pub fn assert_fails_at_once(call: &Call, max_requests: u64, code: u64, text: &str) -> Outcome {
-    let (outcome, took) = fastest(|| {
-        let (outcome, record) = recorded(call);
+    let (outcome, took) = measure_fastest(|| {
+        let (outcome, record) = run_and_record(call);
         outcome.failed(code, text);
-        assert!(requests(&record) <= max_requests, "{record}");
+        assert!(request_count(&record) <= max_requests, "{record}");
         outcome
     });
     assert!(took < AT_ONCE, "{took:?}");
@@ -93,7 +93,7 @@ fn server_certificate_that_is_a_ca_is_trusted_only_for_its_name_and_lifetime() {
 fn server_certificate_from_another_ca_fails_at_once_with_a_remedy() {
     let with_ca = || api_with_ca("127.0.0.1", 4000);
     for (_name, (api, other)) in table::named([
-        ("a certificate of its own", (meshed_api(), Api::start())),
+        ("a certificate of its own", (start_meshed_api(), Api::start())),
         ("a certificate of a CA", (with_ca(), with_ca())),
     ]) {
         let call = Call::new("ADD", Path::new("/no/such/netns"), &api);
@@ -108,7 +108,7 @@ fn server_certificate_from_another_ca_fails_at_once_with_a_remedy() {
 
 #[test]
 fn kubeconfig_with_an_invalid_server_or_token_fails_at_once() {
-    let api = meshed_api();
+    let api = start_meshed_api();
     let address = api.address.to_string();
     for (_name, (good, bad)) in table::named([
         ("a token that is not ASCII", (TOKEN, "t\u{f6}ken")),
@@ -126,7 +126,7 @@ fn kubeconfig_with_an_invalid_server_or_token_fails_at_once() {
 
 #[test]
 fn errors_do_not_repeat_tokens_or_variables_from_a_response() {
-    let api = meshed_api();
+    let api = start_meshed_api();
     let call = Call::new("ADD", Path::new("/no/such/netns"), &api).linkerd("api-retry-seconds", 1);
     let quoted = format!("GET /\r\nauthorization: Bearer {TOKEN}\r\n");
     let status = json!({"kind": "Status", "message": quoted}).to_string();

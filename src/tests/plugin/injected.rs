@@ -8,15 +8,16 @@ use serde_json::{Value, json};
 use testkit::table;
 
 use super::api::{Api, ApiFault, TOKEN};
-use super::record_socket::recorded;
+use super::record_socket::run_and_record;
 use super::{
-    Call, MESHED, NAMESPACE_PATH, POD_PATH, REQUESTS_IN_2_S, Scene, UID, at_the_same_time, requests,
+    Call, MESHED, NAMESPACE_PATH, POD_PATH, REQUESTS_IN_2_S, Scene, UID, request_count,
+    run_in_parallel,
 };
 
 const SKIP_OUTBOUND: &str = "config.linkerd.io/skip-outbound-ports";
 
 /// Returns the annotations that the proxy injector sets, and `more`.
-pub fn marked(more: &Value) -> Value {
+pub fn injector_annotations(more: &Value) -> Value {
     let mut annotations = json!({
         "linkerd.io/inject": "enabled",
         "linkerd.io/created-by": "linkerd/proxy-injector edge-26.8.3",
@@ -29,7 +30,7 @@ pub fn marked(more: &Value) -> Value {
 
 /// Returns the annotations that `linkerd inject --manual` sets, which do not name the proxy
 /// injector.
-pub fn unmarked() -> Value {
+pub fn manual_annotations() -> Value {
     json!({
         "linkerd.io/created-by": "linkerd/cli edge-26.8.3",
         "linkerd.io/proxy-version": "edge-26.8.3",
@@ -88,7 +89,7 @@ impl Outage {
 #[test]
 fn check_sends_a_request_only_if_no_rule_has_a_marker() {
     let scene = Scene::meshed();
-    let call = |command| scene.call(command).annotated(unmarked());
+    let call = |command| scene.call(command).annotated(manual_annotations());
     let namespace = json!({"metadata": {"name": "ns", "annotations": {SKIP_OUTBOUND: "5432"}}});
     scene.api.answer(NAMESPACE_PATH, 200, &namespace.to_string());
     call("ADD").run().succeeded();
@@ -104,29 +105,29 @@ fn check_sends_a_request_only_if_no_rule_has_a_marker() {
 
 #[test]
 fn only_pods_that_name_the_injector_start_in_an_outage_and_are_redirected() {
-    at_the_same_time(OUTAGES, |(outage, code, text)| {
+    run_in_parallel(OUTAGES, |(outage, code, text)| {
         let scene = Scene::meshed();
         let add = |annotations: Option<Value>, budget| {
             let call = scene.add().linkerd("api-retry-seconds", budget).set("log_level", "warn");
             call.annotated(annotations)
         };
-        for annotations in [Some(unmarked()), None] {
+        for annotations in [Some(manual_annotations()), None] {
             let call = add(annotations, 2);
             outage.begin(&scene.api, &call);
             let begin = Instant::now();
-            let (outcome, record) = recorded(&call);
+            let (outcome, record) = run_and_record(&call);
             let (_, msg) = outcome.failed(code, text).error();
             let is_file = outage == Outage::NoKubeconfig;
             assert!(is_file || msg.starts_with("cannot read pod ns/web"), "{outage:?}: {msg}");
             assert!(begin.elapsed() < Duration::from_secs(20), "{outage:?}");
-            assert!(requests(&record) <= REQUESTS_IN_2_S, "{outage:?}: {record}");
+            assert!(request_count(&record) <= REQUESTS_IN_2_S, "{outage:?}: {record}");
             assert_eq!(scene.rules(), "", "{outage:?}");
         }
 
-        let call = add(Some(marked(&json!({SKIP_OUTBOUND: "5432"}))), 60);
+        let call = add(Some(injector_annotations(&json!({SKIP_OUTBOUND: "5432"}))), 60);
         outage.begin(&scene.api, &call);
         let begin = Instant::now();
-        let (outcome, record) = recorded(&call);
+        let (outcome, record) = run_and_record(&call);
         println!("{outage:?}: {:.1?}", begin.elapsed());
         // Well below the budget of 60 s.
         assert!(begin.elapsed() < Duration::from_secs(30), "{outage:?}");
@@ -137,7 +138,7 @@ fn only_pods_that_name_the_injector_start_in_an_outage_and_are_redirected() {
         assert_eq!(record["decision"], "redirected", "{record}");
         assert_eq!(record["pod_uid"], UID, "{record}");
         assert_eq!(record["degraded"]["code"], code, "{record}");
-        assert!(requests(&record) <= REQUESTS_IN_2_S, "{outage:?}: {record}");
+        assert!(request_count(&record) <= REQUESTS_IN_2_S, "{outage:?}: {record}");
         assert!(!record.to_string().contains(TOKEN));
     });
 }
@@ -145,7 +146,7 @@ fn only_pods_that_name_the_injector_start_in_an_outage_and_are_redirected() {
 #[test]
 fn check_accepts_guessed_rules_after_an_outage() {
     let scene = Scene::meshed();
-    let call = |command| scene.call(command).annotated(marked(&json!({})));
+    let call = |command| scene.call(command).annotated(injector_annotations(&json!({})));
     let add = call("ADD");
     Outage::NoKubeconfig.begin(&scene.api, &add);
     add.run().succeeded();
@@ -166,7 +167,7 @@ fn injected_pod_that_was_deleted_or_replaced_fails() {
         table::named([("gone", (404, gone)), ("replaced", (200, &*replaced))])
     {
         scene.api.answer(POD_PATH, status, body);
-        scene.add().annotated(marked(&json!({}))).run().failed(103, "");
+        scene.add().annotated(injector_annotations(&json!({}))).run().failed(103, "");
     }
     assert_eq!(scene.rules(), "");
 }
@@ -176,7 +177,7 @@ fn injected_pod_that_was_deleted_or_replaced_fails() {
 fn a_proxys_404_does_not_show_that_a_marked_pod_is_gone() {
     let scene = Scene::meshed();
     scene.api.answer(POD_PATH, 404, "<html>404 page not found</html>");
-    scene.add().annotated(marked(&json!({}))).run().succeeded();
+    scene.add().annotated(injector_annotations(&json!({}))).run().succeeded();
     assert!(scene.has_rules());
 }
 
@@ -185,15 +186,15 @@ fn invalid_annotation_or_plugin_entry_fails_an_injected_pod_in_an_outage() {
     let scene = Scene::meshed();
     scene.api.accept("another token");
     let add = |annotations| scene.add().annotated(annotations);
-    add(marked(&json!({"config.linkerd.io/proxy-uid": "x"}))).run().failed(110, "");
-    add(marked(&json!({}))).linkerd("proxy-uid", "2102").run().failed(7, "");
+    add(injector_annotations(&json!({"config.linkerd.io/proxy-uid": "x"}))).run().failed(110, "");
+    add(injector_annotations(&json!({}))).linkerd("proxy-uid", "2102").run().failed(7, "");
     assert_eq!(scene.rules(), "");
 }
 
 #[test]
 fn check_succeeds_in_an_outage_even_if_no_rule_has_a_marker() {
-    at_the_same_time(OUTAGES, |(outage, code, ..)| {
-        for annotations in [Some(unmarked()), None] {
+    run_in_parallel(OUTAGES, |(outage, code, ..)| {
+        for annotations in [Some(manual_annotations()), None] {
             let scene = Scene::meshed();
             let call = |command| {
                 let call = scene.call(command).linkerd("api-retry-seconds", 60);
@@ -204,13 +205,13 @@ fn check_succeeds_in_an_outage_even_if_no_rule_has_a_marker() {
             outage.begin(&scene.api, &check);
             for degraded in [None, Some(code)] {
                 let begin = Instant::now();
-                let (outcome, record) = recorded(&check);
+                let (outcome, record) = run_and_record(&check);
                 assert_eq!(outcome.succeeded().stdout, "");
                 // Well below the budget of 60 s.
                 assert!(begin.elapsed() < Duration::from_secs(30), "{outage:?}");
                 assert_eq!(record["decision"], "checked", "{record}");
                 assert_eq!(record["degraded"]["code"].as_u64(), degraded, "{outage:?}: {record}");
-                assert!(requests(&record) <= REQUESTS_IN_2_S, "{outage:?}: {record}");
+                assert!(request_count(&record) <= REQUESTS_IN_2_S, "{outage:?}: {record}");
                 scene.sh("iptables-nft -t nat -F");
             }
         }

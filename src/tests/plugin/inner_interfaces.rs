@@ -11,14 +11,14 @@ use serde_json::json;
 use testkit::inner_network::{BRIDGE, GUEST, Guest, forward, serve_at};
 
 use super::namespaces::{NEIGHBOUR, POD};
-use super::record_socket::recorded;
-use super::{Scene, iptables, listener, meshed_spec};
+use super::record_socket::run_and_record;
+use super::{Scene, iptables_program, listener_name, meshed_spec};
 
 const ANNOTATION: &str = "config.linkerd.io/inner-interfaces";
 const MODES: [&str; 5] = ["auto", "native", "nft", "legacy", "plain"];
 const SECOND: Duration = Duration::from_secs(1);
 
-fn at(address: &str) -> SocketAddr {
+fn socket_address(address: &str) -> SocketAddr {
     address.parse().unwrap()
 }
 
@@ -27,20 +27,20 @@ fn at(address: &str) -> SocketAddr {
 /// iptables-nft first.
 fn iptables_in_pod(mode: &str) -> String {
     match mode {
-        "legacy" | "plain" => iptables(mode, false),
-        _ => iptables("nft", false),
+        "legacy" | "plain" => iptables_program(mode, false),
+        _ => iptables_program("nft", false),
     }
 }
 
 /// Creates a scene whose pod has the annotation with this value.
-fn annotated(value: &str) -> Scene {
-    Scene::with(json!({ ANNOTATION: value }), &meshed_spec(), &json!({}))
+fn annotated_scene(value: &str) -> Scene {
+    Scene::with_pod(json!({ ANNOTATION: value }), &meshed_spec(), &json!({}))
 }
 
 /// Starts listeners in the pod, for the proxy and the app. Starts servers in the neighbour's netns.
-fn listen(scene: &Scene) {
-    serve_at(scene, "outbound", at("127.0.0.1:4140"));
-    serve_at(scene, "outbound", at("[::1]:4140"));
+fn start_listeners(scene: &Scene) {
+    serve_at(scene, "outbound", socket_address("127.0.0.1:4140"));
+    serve_at(scene, "outbound", socket_address("[::1]:4140"));
     scene.serve_in_pod("inbound", 4143);
     scene.serve_in_pod("app", 8080);
     for port in [25, 53, 4191, 9000] {
@@ -51,8 +51,8 @@ fn listen(scene: &Scene) {
 #[test]
 fn ipv4_connections_from_inside_reach_the_outbound_port_and_keep_their_destination() {
     for mode in MODES {
-        let scene = annotated("docker0,k6t-eth0");
-        listen(&scene);
+        let scene = annotated_scene("docker0,k6t-eth0");
+        start_listeners(&scene);
         let call = |command| {
             let call = scene.in_mode(mode, command).linkerd("ipv6", true);
             let call = call.linkerd("outbound-ports-to-ignore", ["25"]);
@@ -67,7 +67,8 @@ fn ipv4_connections_from_inside_reach_the_outbound_port_and_keep_their_destinati
             iptables_in_pod(mode),
             GUEST[0]
         ));
-        let (pod, neighbour) = (POD[0], NEIGHBOUR[0]);
+        let pod = POD[0];
+        let neighbour = NEIGHBOUR[0];
         for (name, got, wanted) in [
             ("a service", guest.connect(neighbour, 9000), "outbound 10.99.0.2:9000"),
             ("without a listener", guest.connect(neighbour, 7777), "outbound 10.99.0.2:7777"),
@@ -99,14 +100,14 @@ fn ipv4_connections_from_inside_reach_the_outbound_port_and_keep_their_destinati
 #[test]
 fn ipv6_connections_from_inside_reach_only_a_proxy_that_listens_on_all_addresses() {
     for mode in MODES {
-        let scene = annotated("docker0");
+        let scene = annotated_scene("docker0");
         scene.in_mode(mode, "ADD").linkerd("ipv6", true).run().succeeded();
         let guest = Guest::behind_bridge(&scene, "docker0");
         scene.serve_in_neighbour("server", 9000);
-        serve_at(&scene, "outbound", at("[::1]:4140"));
+        serve_at(&scene, "outbound", socket_address("[::1]:4140"));
         assert_eq!(guest.connect(NEIGHBOUR[1], 9000), "refused", "{mode}");
 
-        let scene = annotated("docker0");
+        let scene = annotated_scene("docker0");
         let skipped = scene.in_mode(mode, "ADD").linkerd("outbound-ports-to-ignore", ["25"]);
         skipped.linkerd("ipv6", true).run().succeeded();
         let guest = Guest::behind_bridge(&scene, "docker0");
@@ -135,11 +136,11 @@ fn interfaces_are_read_from_pod_then_namespace_then_plugin_entry() {
         (annotation("other0"), annotation("docker0"), json!(["docker0"]), "inbound"),
     ] {
         let case = format!("{pod_annotations} {namespace_annotations} {entry}");
-        let scene = Scene::with(pod_annotations, &meshed_spec(), &namespace_annotations);
-        listen(&scene);
+        let scene = Scene::with_pod(pod_annotations, &meshed_spec(), &namespace_annotations);
+        start_listeners(&scene);
         scene.in_mode("native", "ADD").linkerd("inner-interfaces", entry).run().succeeded();
         let guest = Guest::behind_bridge(&scene, "docker0");
-        assert_eq!(listener(guest.connect(NEIGHBOUR[0], 9000)), wanted, "{case}");
+        assert_eq!(listener_name(guest.connect(NEIGHBOUR[0], 9000)), wanted, "{case}");
     }
 }
 
@@ -149,7 +150,7 @@ fn without_the_annotation_connections_from_inside_are_inbound_and_no_sysctl_chan
     let route_localnet = "cat /proc/sys/net/ipv4/conf/*/route_localnet | tr -d '\\n'";
     for mode in MODES {
         let scene = Scene::meshed();
-        listen(&scene);
+        start_listeners(&scene);
         let before = scene.sh(route_localnet);
         scene.in_mode(mode, "ADD").run().succeeded();
         assert_eq!(scene.sh(route_localnet), before, "{mode}");
@@ -161,9 +162,9 @@ fn without_the_annotation_connections_from_inside_are_inbound_and_no_sysctl_chan
 #[test]
 fn add_sets_route_localnet_only_for_inner_interfaces_and_the_default() {
     for mode in ["native", "nft"] {
-        let scene = annotated("docker0,k6t-eth0");
+        let scene = annotated_scene("docker0,k6t-eth0");
         let guest = Guest::behind_bridge(&scene, "docker0");
-        listen(&scene);
+        start_listeners(&scene);
         scene.in_mode(mode, "ADD").run().succeeded();
         scene.sh("ip link add later0 type bridge");
         let list = "cd /proc/sys/net/ipv4/conf && grep -l 1 */route_localnet | cut -d/ -f1 | xargs";
@@ -174,7 +175,7 @@ fn add_sets_route_localnet_only_for_inner_interfaces_and_the_default() {
 
 #[test]
 fn add_fails_with_a_remedy_if_sysctls_are_read_only() {
-    let scene = annotated("docker0");
+    let scene = annotated_scene("docker0");
     let outcome = scene.in_mode("native", "ADD").run_with_read_only_sysctls();
     let outcome = outcome.failed(121, "cannot set the sysctls net.ipv4.conf.*.route_localnet");
     outcome.advises("delete the pod");
@@ -185,7 +186,7 @@ fn add_fails_with_a_remedy_if_sysctls_are_read_only() {
 
 /// Sends a datagram from the netns `sender` to a port of 127.0.0.1 in the pod. Returns true if it
 /// arrives.
-fn reaches_loopback(scene: &Scene, sender: &std::path::Path) -> bool {
+fn datagram_reaches_loopback(scene: &Scene, sender: &std::path::Path) -> bool {
     // Use a free port: a process that another test has just forked may keep an earlier socket open
     // until it executes its program.
     let receiver = scene.within(|| UdpSocket::bind("127.0.0.1:0")).unwrap();
@@ -206,7 +207,7 @@ fn reaches_loopback(scene: &Scene, sender: &std::path::Path) -> bool {
 }
 
 /// Returns commands that route packets for the loopback addresses to the pod.
-fn route_loopback_to(gateway: &str) -> String {
+fn loopback_route_commands(gateway: &str) -> String {
     format!(
         "sysctl -qw net.ipv4.conf.all.route_localnet=1 && ip addr flush dev lo && \
          ip route replace 127.0.0.0/8 via {gateway}"
@@ -216,31 +217,38 @@ fn route_loopback_to(gateway: &str) -> String {
 #[test]
 fn loopback_addresses_of_the_pod_are_unreachable_from_its_networks() {
     for mode in ["native", "nft", "legacy"] {
-        let scene = annotated("docker0");
+        let scene = annotated_scene("docker0");
         scene.in_mode(mode, "ADD").run().succeeded();
-        serve_at(&scene, "loopback", at("127.0.0.1:8088"));
+        serve_at(&scene, "loopback", socket_address("127.0.0.1:8088"));
         let guest = Guest::behind_bridge(&scene, "docker0");
-        guest.sh(&route_loopback_to(BRIDGE[0]));
+        guest.sh(&loopback_route_commands(BRIDGE[0]));
         // The pod gets a network later, which the annotation does not name.
         scene.add_network();
         let neighbour = scene.neighbour_path();
         let enter = format!("nsenter --net={}", neighbour.display());
-        let route = route_loopback_to("10.98.0.1");
+        let route = loopback_route_commands("10.98.0.1");
         testkit::child::must(
             std::process::Command::new("sh").args(["-c", &format!("{enter} sh -c '{route}'")]),
         );
-        assert!(!reaches_loopback(&scene, &guest.path()), "{mode}: from inside");
-        assert!(!reaches_loopback(&scene, &neighbour), "{mode}: from the later network");
+        assert!(!datagram_reaches_loopback(&scene, &guest.path()), "{mode}: from inside");
+        assert!(!datagram_reaches_loopback(&scene, &neighbour), "{mode}: from the later network");
         let from_neighbour = scene.connect_from_neighbour("127.0.0.1", 8088);
         assert!(!from_neighbour.contains("loopback"), "{mode}: {from_neighbour}");
 
         // Without the rules, the packets would arrive.
         match mode {
             "native" => scene.sh("nft flush chain ip linkerd-cni PROXY_INIT_REDIRECT"),
-            _ => scene.sh(&format!("{} -t nat -F PROXY_INIT_REDIRECT", iptables(mode, false))),
+            _ => scene
+                .sh(&format!("{} -t nat -F PROXY_INIT_REDIRECT", iptables_program(mode, false))),
         };
-        assert!(reaches_loopback(&scene, &guest.path()), "{mode}: from inside, without rules");
-        assert!(reaches_loopback(&scene, &neighbour), "{mode}: later network, without rules");
+        assert!(
+            datagram_reaches_loopback(&scene, &guest.path()),
+            "{mode}: from inside, without rules"
+        );
+        assert!(
+            datagram_reaches_loopback(&scene, &neighbour),
+            "{mode}: later network, without rules"
+        );
     }
 }
 
@@ -248,7 +256,9 @@ fn loopback_addresses_of_the_pod_are_unreachable_from_its_networks() {
 /// (`setupNATByFamily` in `pkg/network/setup/netpod/masquerade/masquerade.go`). If `for_a_proxy` is
 /// set, the machine has the annotation `sidecar.istio.io/inject: "true"`.
 fn kubevirt_rules(for_a_proxy: bool) -> String {
-    let (pod, gateway, guest) = (POD[0], BRIDGE[0], GUEST[0]);
+    let pod = POD[0];
+    let gateway = BRIDGE[0];
+    let guest = GUEST[0];
     let (preinbound, to_guest, from_proxy) = if for_a_proxy {
         (String::new(), format!("127.0.0.1, {pod}"), "127.0.0.1, 127.0.0.6")
     } else {
@@ -280,14 +290,14 @@ fn kubevirt_rules(for_a_proxy: bool) -> String {
 #[test]
 fn virtual_machine_with_kubevirts_masquerade_connects_and_serves_through_the_proxy() {
     for mode in MODES {
-        let scene = annotated("k6t-eth0");
+        let scene = annotated_scene("k6t-eth0");
         scene.in_mode(mode, "ADD").run().succeeded();
         let machine = Guest::behind_bridge(&scene, "k6t-eth0");
         scene.sh(&format!("nft delete table ip inner && nft '{}'", kubevirt_rules(true)));
         machine.serve("machine", 80);
         scene.serve_in_neighbour("server", 9000);
-        forward(&scene, "outbound", at("127.0.0.1:4140"));
-        forward(&scene, "inbound", at("0.0.0.0:4143"));
+        forward(&scene, "outbound", socket_address("127.0.0.1:4140"));
+        forward(&scene, "inbound", socket_address("0.0.0.0:4143"));
         let got = machine.connect(NEIGHBOUR[0], 9000);
         assert_eq!(got, "outbound 10.99.0.2:9000\nserver 10.99.0.2:9000", "{mode}");
         let got = scene.connect_from_neighbour(POD[0], 80);
@@ -302,14 +312,14 @@ fn virtual_machine_with_kubevirts_masquerade_connects_and_serves_through_the_pro
 /// machine.
 #[test]
 fn inbound_connections_to_a_virtual_machine_need_kubevirts_annotation_for_proxies() {
-    let scene = annotated("k6t-eth0");
+    let scene = annotated_scene("k6t-eth0");
     scene.in_mode("native", "ADD").run().succeeded();
     let machine = Guest::behind_bridge(&scene, "k6t-eth0");
     scene.sh(&format!("nft delete table ip inner && nft '{}'", kubevirt_rules(false)));
     machine.serve("machine", 80);
     scene.serve_in_neighbour("server", 9000);
-    forward(&scene, "outbound", at("127.0.0.1:4140"));
-    forward(&scene, "inbound", at("0.0.0.0:4143"));
+    forward(&scene, "outbound", socket_address("127.0.0.1:4140"));
+    forward(&scene, "inbound", socket_address("0.0.0.0:4143"));
     let got = machine.connect(NEIGHBOUR[0], 9000);
     assert_eq!(got, "outbound 10.99.0.2:9000\nserver 10.99.0.2:9000");
     let got = scene.connect_from_neighbour(POD[0], 80);
@@ -320,7 +330,7 @@ fn inbound_connections_to_a_virtual_machine_need_kubevirts_annotation_for_proxie
 #[test]
 fn docker_container_in_the_pod_connects_and_serves_through_the_proxy() {
     for mode in MODES {
-        let scene = annotated("docker0");
+        let scene = annotated_scene("docker0");
         scene.in_mode(mode, "ADD").run().succeeded();
         let container = Guest::behind_bridge(&scene, "docker0");
         let program = iptables_in_pod(mode);
@@ -334,8 +344,8 @@ fn docker_container_in_the_pod_connects_and_serves_through_the_proxy() {
         ));
         container.serve("container", 80);
         scene.serve_in_neighbour("server", 9000);
-        forward(&scene, "outbound", at("127.0.0.1:4140"));
-        forward(&scene, "inbound", at("0.0.0.0:4143"));
+        forward(&scene, "outbound", socket_address("127.0.0.1:4140"));
+        forward(&scene, "inbound", socket_address("0.0.0.0:4143"));
         let got = container.connect(NEIGHBOUR[0], 9000);
         assert_eq!(got, "outbound 10.99.0.2:9000\nserver 10.99.0.2:9000", "{mode}");
         let got = scene.connect_from_neighbour(POD[0], 8081);
@@ -351,14 +361,14 @@ fn containers_of_one_bridge_reach_each_other_through_the_proxy_unless_their_subn
         (json!([]), "outbound 172.17.0.3:80\nother 172.17.0.3:80"),
         (json!(["172.17.0.0/16"]), "other 172.17.0.3:80"),
     ] {
-        let scene = annotated("docker0");
+        let scene = annotated_scene("docker0");
         let call = scene.in_mode("native", "ADD");
         call.linkerd("outbound-subnets-to-ignore", skipped).run().succeeded();
         let container = Guest::behind_bridge(&scene, "docker0");
         scene.sh("sysctl -qw net.bridge.bridge-nf-call-iptables=1");
         let other = Guest::with_addresses(&scene, "docker0", ["172.17.0.3", "fd17::3"]);
         other.serve("other", 80);
-        forward(&scene, "outbound", at("127.0.0.1:4140"));
+        forward(&scene, "outbound", socket_address("127.0.0.1:4140"));
         assert_eq!(container.connect("172.17.0.3", 80), wanted);
     }
 }
@@ -366,7 +376,7 @@ fn containers_of_one_bridge_reach_each_other_through_the_proxy_unless_their_subn
 #[test]
 fn check_and_audit_detect_a_missing_rule_and_a_changed_sysctl() {
     for mode in ["native", "nft", "legacy"] {
-        let scene = annotated("docker0,k6t-eth0");
+        let scene = annotated_scene("docker0,k6t-eth0");
         let call = |command| scene.in_mode(mode, command).linkerd("ipv6", true);
         call("ADD").run().succeeded();
         call("CHECK").run().succeeded();
@@ -383,22 +393,16 @@ fn check_and_audit_detect_a_missing_rule_and_a_changed_sysctl() {
         call("ADD").run().succeeded();
         call("CHECK").run().succeeded();
 
-        let (delete, missing) = match mode {
-            "native" => (
-                "nft -a list table ip linkerd-cni | \
-                 sed -n 's/.*all-from-k6t-eth0.*handle //p' | \
-                 xargs nft delete rule ip linkerd-cni PROXY_INIT_REDIRECT handle"
-                    .to_owned(),
-                "-i k6t-eth0 -p tcp",
-            ),
-            _ => {
-                let program = iptables(mode, false);
-                (format!("{program} -t nat -D PROXY_INIT_REDIRECT 4"), "-i k6t-eth0 -p tcp")
-            }
+        let delete = match mode {
+            "native" => "nft -a list table ip linkerd-cni | \
+                         sed -n 's/.*all-from-k6t-eth0.*handle //p' | \
+                         xargs nft delete rule ip linkerd-cni PROXY_INIT_REDIRECT handle"
+                .to_owned(),
+            _ => format!("{} -t nat -D PROXY_INIT_REDIRECT 4", iptables_program(mode, false)),
         };
         scene.sh(&delete);
         let outcome = call("CHECK").run();
-        let (_, msg) = outcome.failed(122, missing).error();
+        let (_, msg) = outcome.failed(122, "-i k6t-eth0 -p tcp").error();
         assert!(!msg.contains("docker0 -p tcp"), "{mode}: {msg}");
         if mode != "legacy" {
             assert!(matches!(audit(), RulesState::Missing(..)), "{mode}: {:?}", audit());
@@ -408,7 +412,7 @@ fn check_and_audit_detect_a_missing_rule_and_a_changed_sysctl() {
 
 #[test]
 fn check_fails_if_a_native_rule_for_an_interface_was_changed() {
-    let scene = annotated("docker0");
+    let scene = annotated_scene("docker0");
     let call = |command| scene.in_mode("native", command).run();
     for (from, to) in [
         ("iifname \"docker0\"", "iifname \"docker1\""),
@@ -419,7 +423,7 @@ fn check_fails_if_a_native_rule_for_an_interface_was_changed() {
     ] {
         call("ADD").succeeded();
         call("CHECK").succeeded();
-        super::native::replace_rule_of(&scene, "ip", from, to);
+        super::native::replace_rule_of_family(&scene, "ip", from, to);
         println!("{from}, {to}");
         call("CHECK").failed(122, "");
     }
@@ -427,15 +431,15 @@ fn check_fails_if_a_native_rule_for_an_interface_was_changed() {
 
 #[test]
 fn rules_for_inner_interfaces_are_alike_in_every_mode() {
-    let scene = annotated("docker0,k6t-eth0");
+    let scene = annotated_scene("docker0,k6t-eth0");
     let call = scene.in_mode("native", "ADD").linkerd("ipv6", true);
     call.linkerd("outbound-ports-to-ignore", ["25", "8000-8010"]).run().succeeded();
     insta::assert_snapshot!("native", scene.run("nft", &["list", "ruleset"]));
     for mode in ["nft", "legacy", "plain"] {
-        let scene = annotated("docker0,k6t-eth0");
+        let scene = annotated_scene("docker0,k6t-eth0");
         let call = scene.in_mode(mode, "ADD").linkerd("ipv6", true);
         call.linkerd("outbound-ports-to-ignore", ["25", "8000-8010"]).run().succeeded();
-        let rules = [false, true].map(|ipv6| scene.nat(&iptables(mode, ipv6)));
+        let rules = [false, true].map(|ipv6| scene.nat(&iptables_program(mode, ipv6)));
         insta::with_settings!({snapshot_suffix => "iptables"}, {
             insta::assert_snapshot!("rules", rules.join("\n\nIPv6\n"));
         });
@@ -444,19 +448,19 @@ fn rules_for_inner_interfaces_are_alike_in_every_mode() {
 
 #[test]
 fn invalid_interface_name_is_recorded_or_fails_the_pod_if_annotations_are_strict() {
-    let scene = annotated("docker0,docker+,eth0");
-    let (outcome, record) = recorded(&scene.in_mode("native", "ADD"));
+    let scene = annotated_scene("docker0,docker+,eth0");
+    let (outcome, record) = run_and_record(&scene.in_mode("native", "ADD"));
     outcome.succeeded().logs(&format!("ignored in {ANNOTATION}: \"docker+\", \"eth0\""));
     let ignored = json!([{"source": ANNOTATION, "elements": ["docker+", "eth0"], "more": 0}]);
     assert_eq!(record["ignored"], ignored);
     assert!(scene.sh("nft list ruleset").contains("iifname \"docker0\""));
 
     let strict = scene.in_mode("native", "ADD").linkerd("strict-annotations", true);
-    let (outcome, record) = recorded(&strict);
+    let (outcome, record) = run_and_record(&strict);
     outcome.failed(110, &format!("{ANNOTATION}: \"docker0,docker+,eth0\": \"docker+\" is not"));
     assert_eq!((&record["error"]["code"], &record["ignored"]), (&json!(110), &json!([])));
 
-    let scene = annotated("eth0");
+    let scene = annotated_scene("eth0");
     scene.in_mode("native", "ADD").run().failed(110, "no valid element is left");
     assert_eq!(scene.sh("nft list ruleset"), "");
 }

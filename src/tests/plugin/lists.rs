@@ -5,16 +5,16 @@ use serde_json::{Map, json};
 use testkit::table;
 
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::{Call, Scene, listen, meshed_spec};
+use super::{Call, Scene, meshed_spec, start_listeners};
 
 /// Creates a meshed pod with listeners and with these annotations. Their keys lack the prefix
 /// `config.linkerd.io/`.
-fn annotated(annotations: &[(&str, &str)]) -> Scene {
+fn annotated_scene(annotations: &[(&str, &str)]) -> Scene {
     let with_prefix =
         |(key, value): &(&str, &str)| (format!("config.linkerd.io/{key}"), json!(value));
     let annotations = annotations.iter().map(with_prefix).collect::<Map<_, _>>();
-    let scene = Scene::with(annotations.into(), &meshed_spec(), &json!({}));
-    listen(&scene);
+    let scene = Scene::with_pod(annotations.into(), &meshed_spec(), &json!({}));
+    start_listeners(&scene);
     scene
 }
 
@@ -40,7 +40,7 @@ fn port_list_of_190_kb_is_one_rule_that_check_can_read() {
         ("skip-inbound-ports", "PROXY_INIT_REDIRECT", 1, ["app", "outbound"]),
         ("skip-outbound-ports", "PROXY_INIT_OUTPUT", 3, ["inbound", "server"]),
     ] {
-        let scene = annotated(&[(annotation, &value)]);
+        let scene = annotated_scene(&[(annotation, &value)]);
         scene.serve_in_pod("app", 8081);
         scene.serve_in_neighbour("server", 9001);
         call("ADD", &scene).run().succeeded();
@@ -71,7 +71,7 @@ fn subnets_of_each_direction_are_skipped_only_in_that_direction() {
         ("native", "outbound-subnets-to-ignore", ["inbound", "server"]),
         ("plain", "subnets-to-ignore", ["app", "outbound"]),
     ] {
-        let scene = annotated(&[]);
+        let scene = annotated_scene(&[]);
         let call = |command| {
             let subnets = ["192.0.2.0/24", "10.99.0.2/32", "fd99::2/128", "::/128"];
             scene.in_mode(mode, command).linkerd("ipv6", true).linkerd(key, subnets)
@@ -110,7 +110,7 @@ fn skipped_subnets_are_one_native_rule_for_each_family() {
     ]) {
         let subnets = subnets.map(str::to_owned).into_iter().chain(other_subnets());
         let value: Vec<String> = subnets.collect();
-        let scene = annotated(&[("skip-subnets", &value.join(","))]);
+        let scene = annotated_scene(&[("skip-subnets", &value.join(","))]);
         call("ADD", &scene).run().succeeded();
         for (family, address) in ["ip", "ip6"].into_iter().zip(POD) {
             // One rule skips the ports, one skips the subnets, and one redirects.

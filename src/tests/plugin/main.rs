@@ -53,21 +53,22 @@ const AT_ONCE: Duration = Duration::from_secs(3);
 
 /// Runs a call up to three times, because a busy machine may delay a single call. Returns the last
 /// result, and the shortest time.
-fn fastest<T>(mut run: impl FnMut() -> T) -> (T, Duration) {
+fn measure_fastest<T>(mut run: impl FnMut() -> T) -> (T, Duration) {
     let mut shortest = Duration::MAX;
-    for tries_left in (0..3).rev() {
-        let begin = Instant::now();
+    let mut runs = 0;
+    loop {
+        let started = Instant::now();
         let result = run();
-        shortest = shortest.min(begin.elapsed());
-        if shortest < AT_ONCE || tries_left == 0 {
+        shortest = shortest.min(started.elapsed());
+        runs += 1;
+        if shortest < AT_ONCE || runs == 3 {
             return (result, shortest);
         }
     }
-    unreachable!("the last try returns");
 }
 
 /// Returns the number of API requests in a plugin record.
-fn requests(record: &Value) -> u64 {
+fn request_count(record: &Value) -> u64 {
     record["requests"].as_u64().unwrap_or_default()
 }
 
@@ -76,20 +77,23 @@ fn write_program(path: &Path, script: &str) {
     testkit::write_program(path, format!("#!/bin/sh\n{script}\n"));
 }
 
-fn meshed_api() -> Api {
+fn start_meshed_api() -> Api {
     let api = Api::start();
     api.answer(POD_PATH, 200, MESHED).answer(NAMESPACE_PATH, 200, NAMESPACE);
     api
 }
 
-/// Runs `test` for all cases, four at a time. The cases spend most of their time waiting, but more
-/// than four would compete for the processor.
-fn at_the_same_time<T: Send>(cases: impl IntoIterator<Item = T>, test: impl Fn(T) + Sync) {
-    let mut cases = cases.into_iter().peekable();
+/// Number of cases that [`run_in_parallel`] runs at once. The cases spend most of their time
+/// waiting, but more than four would compete for the processor.
+const CASES_AT_ONCE: usize = 4;
+
+/// Runs `test` for all cases, [`CASES_AT_ONCE`] at a time.
+fn run_in_parallel<T: Send>(cases: impl IntoIterator<Item = T>, test: impl Fn(T) + Sync) {
+    let mut remaining_cases = cases.into_iter().peekable();
     let test = &test;
-    while cases.peek().is_some() {
+    while remaining_cases.peek().is_some() {
         std::thread::scope(|scope| {
-            for case in cases.by_ref().take(4) {
+            for case in remaining_cases.by_ref().take(CASES_AT_ONCE) {
                 scope.spawn(move || test(case));
             }
         });
@@ -98,7 +102,7 @@ fn at_the_same_time<T: Send>(cases: impl IntoIterator<Item = T>, test: impl Fn(T
 
 /// Starts an API server with a pod and its namespace. The pod has this metadata, in addition to
 /// name, namespace and UID. The namespace has these annotations.
-fn api_of(mut metadata: Value, spec: &Value, namespace_annotations: &Value) -> Api {
+fn start_api_with_pod(mut metadata: Value, spec: &Value, namespace_annotations: &Value) -> Api {
     for (key, value) in [("name", "web"), ("namespace", "ns"), ("uid", UID)] {
         metadata[key] = json!(value);
     }
@@ -123,16 +127,20 @@ struct Scene {
 
 impl Scene {
     fn meshed() -> Scene {
-        Scene::of(meshed_api())
+        Scene::with_api(start_meshed_api())
     }
 
-    fn of(api: Api) -> Scene {
+    fn with_api(api: Api) -> Scene {
         Scene { api, namespaces: Namespaces::new() }
     }
 
     /// Creates a scene in which the pod has these annotations and this spec.
-    fn with(annotations: Value, spec: &Value, namespace_annotations: &Value) -> Scene {
-        Scene::of(api_of(json!({"annotations": annotations}), spec, namespace_annotations))
+    fn with_pod(annotations: Value, spec: &Value, namespace_annotations: &Value) -> Scene {
+        Scene::with_api(start_api_with_pod(
+            json!({"annotations": annotations}),
+            spec,
+            namespace_annotations,
+        ))
     }
 
     fn call(&self, command: &str) -> Call {
@@ -153,16 +161,16 @@ impl Scene {
         self.nat("iptables-nft")
     }
 
-    /// Connects from the neighbour. Returns the name of the listener that accepts the connection, or
-    /// the error.
+    /// Connects from the neighbour. Returns the name of the listener that accepts the connection,
+    /// or the error.
     fn inbound(&self, to: &str, port: u16) -> String {
-        listener(self.connect_from_neighbour(to, port))
+        listener_name(self.connect_from_neighbour(to, port))
     }
 
     /// Connects from the pod as the user `uid`. Returns the name of the listener that accepts the
     /// connection, or the error.
     fn outbound(&self, uid: u32, to: &str, port: u16) -> String {
-        listener(self.connect_from_pod(uid, to, port))
+        listener_name(self.connect_from_pod(uid, to, port))
     }
 
     /// Returns whether the rules redirect outbound connections.
@@ -172,7 +180,7 @@ impl Scene {
 }
 
 /// Returns a listener's reply without the address.
-fn listener(reply: String) -> String {
+fn listener_name(reply: String) -> String {
     match reply.split_once(' ') {
         Some((name, address)) if !address.contains(' ') => name.to_owned(),
         _ => reply,
@@ -187,7 +195,8 @@ impl Deref for Scene {
     }
 }
 
-fn iptables(mode: &str, ipv6: bool) -> String {
+/// Returns the name of the iptables program of a mode.
+fn iptables_program(mode: &str, ipv6: bool) -> String {
     let base = if ipv6 { "ip6tables" } else { "iptables" };
     match mode {
         "plain" => base.to_owned(),
@@ -197,7 +206,7 @@ fn iptables(mode: &str, ipv6: bool) -> String {
 
 /// Starts listeners in the pod, for the proxy, its admin port and the app. Starts a server in the
 /// neighbour's netns.
-fn listen(namespaces: &Namespaces) {
+fn start_listeners(namespaces: &Namespaces) {
     namespaces.serve_in_pod("inbound", 4143);
     namespaces.serve_in_pod("outbound", 4140);
     namespaces.serve_in_pod("admin", 4191);

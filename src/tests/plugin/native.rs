@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::{Scene, listen, write_program};
+use super::{Scene, start_listeners, write_program};
 
 /// Subnets that `nft` lists in each of its forms: as a subnet, as an address, and as a range of
 /// adjoining subnets.
@@ -31,7 +31,7 @@ fn native_rules_are_in_a_table_of_their_own() {
 #[test]
 fn no_connection_bypasses_the_proxy_while_the_rules_are_replaced() {
     let scene = Scene::meshed();
-    listen(&scene);
+    start_listeners(&scene);
     let call = scene.in_mode("native", "ADD");
     call.run().succeeded();
     std::thread::scope(|scope| {
@@ -82,7 +82,7 @@ fn foreign_nat_rule_runs_first_only_if_it_precedes_the_jump_of_an_iptables_backe
     ] {
         let case = format!("{mode}, {variant}, foreign rules before ADD: {is_older}");
         let scene = Scene::meshed();
-        listen(&scene);
+        start_listeners(&scene);
         scene.serve_in_pod("foreign", 15001);
         let add = || scene.in_mode(mode, "ADD").linkerd("ipv6", true).run().succeeded();
         if is_older {
@@ -94,7 +94,8 @@ fn foreign_nat_rule_runs_first_only_if_it_precedes_the_jump_of_an_iptables_backe
         }
         scene.in_mode(mode, "CHECK").linkerd("ipv6", true).run().succeeded();
         for family in [0, 1] {
-            let (pod, neighbour) = (POD[family], NEIGHBOUR[family]);
+            let pod = POD[family];
+            let neighbour = NEIGHBOUR[family];
             let foreign_or = |proxy| if runs_first { "foreign" } else { proxy };
             for (name, got, wanted) in [
                 ("another port", scene.inbound(pod, 8080), "inbound"),
@@ -142,7 +143,7 @@ fn check_accepts_only_the_hook_priorities_of_this_and_earlier_versions() {
 #[test]
 fn auto_needs_no_iptables_and_nft_names_the_missing_programs() {
     let scene = Scene::meshed();
-    listen(&scene);
+    start_listeners(&scene);
     let call = scene.in_mode("auto", "ADD").env("PATH", "");
     call.run_without_iptables().succeeded();
     assert_eq!(scene.inbound(POD[0], 8080), "inbound");
@@ -171,7 +172,7 @@ fn add_names_the_backend_that_replaced_a_missing_one() {
 #[test]
 fn add_needs_working_iptables_but_check_does_not() {
     let scene = Scene::meshed();
-    let programs = fake_iptables_nft("exit 1");
+    let programs = create_fake_iptables_nft("exit 1");
     let call = |command| scene.in_mode("nft", command).env("PATH", programs.path()).run();
     call("ADD").failed(121, "").advises("the redirect rules could not be installed; ");
     call("CHECK").failed(122, "");
@@ -180,7 +181,7 @@ fn add_needs_working_iptables_but_check_does_not() {
 #[test]
 fn add_fails_if_iptables_succeeds_without_reading_the_rules() {
     let scene = Scene::meshed();
-    let programs = fake_iptables_nft("exec </dev/null; echo -P OUTPUT ACCEPT");
+    let programs = create_fake_iptables_nft("exec </dev/null; echo -P OUTPUT ACCEPT");
     let outcome = scene.in_mode("nft", "ADD").env("PATH", programs.path()).run();
     let outcome = outcome.failed(121, "-restore reported success without reading the rules");
     outcome.advises("SELinux");
@@ -250,19 +251,19 @@ fn check_fails_if_a_native_rule_was_changed() {
 /// table cannot be replaced: `nft` lists the long comments of the jumps, but rejects a comment of
 /// more than 128 characters as input.
 fn replace_rule(namespaces: &Namespaces, from: &str, to: &str) {
-    replace_rule_of(namespaces, "ip6", from, to);
+    replace_rule_of_family(namespaces, "ip6", from, to);
 }
 
 /// Replaces `from` with `to` in the first rule of this family whose listed line contains `from`.
-pub(super) fn replace_rule_of(namespaces: &Namespaces, family: &str, from: &str, to: &str) {
+pub(super) fn replace_rule_of_family(namespaces: &Namespaces, family: &str, from: &str, to: &str) {
     let table = namespaces.run("nft", &["--handle", "list", "table", family, "linkerd-cni"]);
     let mut chain = "";
     for line in table.lines() {
         if let Some(header) = line.trim().strip_prefix("chain ") {
             chain = header.split(' ').next().unwrap();
         }
-        if let Some((rule, handle)) =
-            line.split_once(" # handle ").filter(|(rule, _)| rule.contains(from))
+        if let Some((rule, handle)) = line.split_once(" # handle ")
+            && rule.contains(from)
         {
             let rule = rule.trim().replacen(from, to, 1);
             // Insert and delete instead of `nft replace`: nft 1.0.6 aborts if the rule has a set.
@@ -276,7 +277,7 @@ pub(super) fn replace_rule_of(namespaces: &Namespaces, family: &str, from: &str,
 }
 
 /// Creates a directory in which `iptables-nft` and `iptables-nft-restore` are this shell script.
-fn fake_iptables_nft(script: &str) -> tempfile::TempDir {
+fn create_fake_iptables_nft(script: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for name in ["iptables-nft", "iptables-nft-restore"] {
         write_program(&dir.path().join(name), script);

@@ -9,9 +9,9 @@ use linkerd2_cni::cni::args::PodRef;
 use linkerd2_cni::pod_copy::{self, Lock};
 use serde_json::{Value, json};
 
-use super::injected::unmarked;
-use super::record_socket::recorded;
-use super::{Call, MESHED, POD_PATH, Scene, UID, UNMESHED, api_of, meshed_spec};
+use super::injected::manual_annotations;
+use super::record_socket::run_and_record;
+use super::{Call, MESHED, POD_PATH, Scene, UID, UNMESHED, meshed_spec, start_api_with_pod};
 
 /// Longest time that the plugin waits for a file that the agent has not written yet.
 const COPY_WAIT: Duration = Duration::from_millis(100);
@@ -33,9 +33,9 @@ fn pod(uid: &str, spec: &Value) -> String {
 }
 
 /// Runs a call that must succeed. Returns its record, and the time it took.
-fn timed(call: &Call) -> (Value, Duration) {
+fn run_timed(call: &Call) -> (Value, Duration) {
     let begin = Instant::now();
-    let (outcome, record) = recorded(call);
+    let (outcome, record) = run_and_record(call);
     let elapsed = begin.elapsed();
     outcome.succeeded();
     (record, elapsed)
@@ -48,7 +48,8 @@ fn copy_is_decisive_without_a_request_during_an_api_outage() {
     let mut own_uid = meshed_spec();
     own_uid["containers"][1]["securityContext"] = json!({"runAsUser": 3000});
     let bare = json!({"containers": [{"name": "app"}]});
-    let (none, injected) = (Some(json!({})), Some(unmarked()));
+    let none = Some(json!({}));
+    let injected = Some(manual_annotations());
     for (annotations, spec, rule) in [
         (injected.clone(), own_uid, "--uid-owner 3000"),
         // A pod without the injector's annotations: made by hand, or copied by `kubectl debug`.
@@ -67,12 +68,12 @@ fn copy_is_decisive_without_a_request_during_an_api_outage() {
             publish(&call.run_dir(), UID, &pod(UID, &spec));
             call
         };
-        let (record, _) = timed(&call("ADD"));
+        let (record, _) = run_timed(&call("ADD"));
         assert_eq!((&record["source"], &record["requests"]), (&json!("copy"), &json!(0)));
         let rules = scene.rules();
         assert_eq!(rules.is_empty(), rule.is_empty(), "{rules}");
         assert!(rules.contains(rule) && !rules.contains("guessed"), "{rules}");
-        let (record, _) = timed(&call("CHECK"));
+        let (record, _) = run_timed(&call("CHECK"));
         assert_eq!((&record["source"], &record["degraded"]), (&json!("copy"), &Value::Null));
         if !rule.is_empty() {
             scene.sh("iptables-nft -t nat -D PROXY_INIT_OUTPUT 2");
@@ -91,9 +92,9 @@ fn unusable_file_of_the_copy_is_ignored() {
         fs::write(call.run_dir().join("pods").join(UID), "").unwrap();
         call
     };
-    assert_eq!(timed(&call(json!({}))).0["source"], "annotations");
+    assert_eq!(run_timed(&call(json!({}))).0["source"], "annotations");
     assert!(scene.api.requests().is_empty());
-    let (outcome, record) = recorded(&call(unmarked()));
+    let (outcome, record) = run_and_record(&call(manual_annotations()));
     outcome.succeeded().logs("node's copy is unusable");
     assert_eq!(record["source"], "request");
     assert!(scene.has_rules());
@@ -113,13 +114,16 @@ fn change_format(run_dir: &Path) {
 fn an_older_agents_copy_without_an_annotation_is_not_taken_for_complete() {
     let annotation = "config.linkerd.io/skip-inbound-ports";
     let spec = meshed_spec();
-    for annotations in [unmarked(), json!({})] {
-        let scene =
-            Scene::of(api_of(json!({"annotations": {annotation: "7777"}}), &spec, &json!({})));
+    for annotations in [manual_annotations(), json!({})] {
+        let scene = Scene::with_api(start_api_with_pod(
+            json!({"annotations": {annotation: "7777"}}),
+            &spec,
+            &json!({}),
+        ));
         let add = scene.add().annotated(annotations.clone());
         publish(&add.run_dir(), UID, &pod(UID, &spec));
         change_format(&add.run_dir());
-        let (record, _) = timed(&add);
+        let (record, _) = run_timed(&add);
         assert_eq!(record["source"], "request", "{annotations}: {record}");
         assert!(scene.rules().contains("7777"), "{annotations}: {}", scene.rules());
     }
@@ -134,7 +138,7 @@ fn an_older_agents_copy_without_an_annotation_is_not_taken_for_complete() {
     let add = scene.add().annotated(json!({}));
     publish(&add.run_dir(), UID, UNMESHED);
     change_format(&add.run_dir());
-    let (record, _) = timed(&add);
+    let (record, _) = run_timed(&add);
     assert_eq!(record["source"], "annotations", "{record}");
 }
 
@@ -153,7 +157,7 @@ fn unannotated_pod_that_the_copy_lacks_is_requested_from_the_api_server() {
             |command| scene.call(command).annotated(json!({})).linkerd("api-retry-seconds", 60);
         let add = call("ADD");
         let lock = take_agent_lock(&add.run_dir());
-        let (record, elapsed) = timed(&add);
+        let (record, elapsed) = run_timed(&add);
         println!("{status}: {elapsed:.1?}");
         assert_eq!(record["decision"], decision, "{record}");
         assert_eq!(record["source"], source, "{record}");
@@ -163,11 +167,14 @@ fn unannotated_pod_that_the_copy_lacks_is_requested_from_the_api_server() {
         assert!(sent > 0);
         // Neither ADD without a running agent nor CHECK requests this pod.
         drop(lock);
-        let (record, _) = timed(&add);
+        let (record, _) = run_timed(&add);
         assert_eq!((&record["source"], &record["requests"]), (&json!("annotations"), &json!(0)));
         let check = call("CHECK");
         let _lock = take_agent_lock(&check.run_dir());
-        assert_eq!(timed(&check).0["decision"], "skipped: not meshed (no annotation of a proxy)");
+        assert_eq!(
+            run_timed(&check).0["decision"],
+            "skipped: not meshed (no annotation of a proxy)"
+        );
         assert_eq!(scene.api.requests().len(), sent);
     }
 }
@@ -176,17 +183,22 @@ fn unannotated_pod_that_the_copy_lacks_is_requested_from_the_api_server() {
 fn add_of_an_unmeshed_pod_does_not_wait_for_a_dead_agent() {
     let scene = Scene::meshed();
     let call = |command| scene.call(command).annotated(json!({}));
-    let (add, version) = (call("ADD"), call("VERSION"));
+    let add = call("ADD");
+    let version = call("VERSION");
     drop(take_agent_lock(&add.run_dir()));
     let time = |call: &Call| {
         let begin = Instant::now();
         call.run().succeeded();
         begin.elapsed()
     };
-    let both: Vec<[Duration; 2]> = (0..20).map(|_| [time(&add), time(&version)]).collect();
-    let [add, version] = [0, 1].map(|n| both.iter().map(|times| times[n]).min().unwrap());
-    println!("unmeshed ADD: {add:.1?}, VERSION: {version:.1?}");
-    assert!(add < version + COPY_WAIT / 10);
+    let mut add_time = Duration::MAX;
+    let mut version_time = Duration::MAX;
+    for _ in 0..20 {
+        add_time = add_time.min(time(&add));
+        version_time = version_time.min(time(&version));
+    }
+    println!("unmeshed ADD: {add_time:.1?}, VERSION: {version_time:.1?}");
+    assert!(add_time < version_time + COPY_WAIT / 10);
     assert!(scene.api.requests().is_empty());
 }
 
@@ -202,7 +214,7 @@ fn pod_too_large_for_the_copy_is_requested_and_counts_as_meshed() {
     };
     let add = call();
     let _lock = take_agent_lock(&add.run_dir());
-    let (record, _) = timed(&add);
+    let (record, _) = run_timed(&add);
     assert_eq!((&record["source"], &record["decision"]), (&json!("request"), &json!("redirected")));
     // The copy says that the pod is meshed, so it must not start without rules.
     scene.api.refuse(POD_PATH, 403);
@@ -212,11 +224,11 @@ fn pod_too_large_for_the_copy_is_requested_and_counts_as_meshed() {
 #[test]
 fn static_pod_is_found_by_the_uid_that_the_runtime_passes() {
     const HASH: &str = "0123456789abcdef0123456789abcdef";
-    let scene = Scene::of(api_of(json!({}), &meshed_spec(), &json!({})));
+    let scene = Scene::with_api(start_api_with_pod(json!({}), &meshed_spec(), &json!({})));
     let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID={HASH}");
     let add = scene.add().env("CNI_ARGS", &args);
     publish(&add.run_dir(), HASH, &pod(UID, &meshed_spec()));
-    let (record, _) = timed(&add);
+    let (record, _) = run_timed(&add);
     assert_eq!((&record["source"], &record["pod_uid"]), (&json!("copy"), &json!(UID)), "{record}");
     assert_eq!(record["decision"], "redirected");
 }
@@ -229,7 +241,7 @@ fn add_does_not_wait_for_a_pod_whose_uid_the_runtime_omits() {
     let _lock = take_agent_lock(&add.run_dir());
     publish(&add.run_dir(), UID, UNMESHED);
     // Repeat the call, because on a busy machine the request alone may take longer than the wait.
-    let quick = (0..30).map(|_| timed(&add)).find(|(_, elapsed)| *elapsed < COPY_WAIT);
+    let quick = (0..30).map(|_| run_timed(&add)).find(|(_, elapsed)| *elapsed < COPY_WAIT);
     let (record, _) = quick.expect("each ADD waits");
     assert_eq!(record["source"], "request", "{record}");
 }

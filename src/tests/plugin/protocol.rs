@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use testkit::table;
 
 use super::api::Api;
-use super::{Call, PLUGIN, meshed_api};
+use super::{Call, PLUGIN, start_meshed_api};
 
 #[test]
 fn del_gc_and_status_succeed_without_netns_kubeconfig_and_api_server() {
@@ -136,7 +136,7 @@ fn invalid_requests_get_the_codes_and_messages_of_the_reference_implementation()
 
 #[test]
 fn deeply_nested_or_huge_input_gets_a_result_or_an_error() {
-    let api = meshed_api();
+    let api = start_meshed_api();
     let meshed = Call::new("ADD", Path::new("/no/such/netns"), &api);
     let kubeconfig = json!(meshed.kubeconfig());
     let add = Call::new("ADD", Path::new("/no/such/netns"), &api).env("CNI_ARGS", "");

@@ -5,10 +5,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use testkit::table;
 
-use super::injected::marked;
+use super::injected::injector_annotations;
 use super::namespaces::{NEIGHBOUR, POD};
-use super::record_socket::recorded;
-use super::{POD_PATH, Scene, listen};
+use super::record_socket::run_and_record;
+use super::{POD_PATH, Scene, start_listeners};
 
 /// Returns a spec with the container `app` and this proxy container.
 fn with_proxy(mut proxy: Value) -> Value {
@@ -58,8 +58,8 @@ fn empty_object() -> Value {
 
 /// Creates a scene with listeners, and a pod with this spec and these annotations.
 fn scene(spec: &Value, annotations: Value) -> Scene {
-    let scene = Scene::with(annotations, spec, &json!({}));
-    listen(&scene);
+    let scene = Scene::with_pod(annotations, spec, &json!({}));
+    start_listeners(&scene);
     scene
 }
 
@@ -91,7 +91,8 @@ fn app_container_with_the_proxys_uid_is_recorded_and_refused_in_strict_mode() {
         spec["initContainers"] = json!([{"name": "early", "securityContext": init}]);
         for strict in [false, true] {
             let scene = scene(&spec, json!({}));
-            let (outcome, record) = recorded(&scene.add().linkerd("strict-proxy-user", strict));
+            let (outcome, record) =
+                run_and_record(&scene.add().linkerd("strict-proxy-user", strict));
             if strict && !wanted.is_empty() {
                 outcome.failed(111, wanted[0]).advises("runAsUser");
                 assert_eq!(scene.rules(), "", "{name}");
@@ -142,7 +143,7 @@ fn strict_proxy_user_refuses_containers_that_may_run_as_the_proxy_user() {
 /// During an API outage only the annotations are known, and they do not contain the users.
 #[test]
 fn strict_proxy_user_refuses_an_injected_pod_even_during_an_api_outage() {
-    let marked = marked(&json!({}));
+    let marked = injector_annotations(&json!({}));
     let mut spec = with_proxy(json!({}));
     spec["containers"][0]["securityContext"] = json!({"runAsUser": 2102});
     let scene = scene(&spec, marked.clone());
@@ -184,7 +185,7 @@ fn ipv6_auto_redirects_ipv6_unless_the_proxy_listens_on_ipv4_only() {
         let scene = scene(&with_proxy(json!({"env": row.env})), json!({}));
         let call = |command| scene.call(command).linkerd("ipv6", row.ipv6.clone());
         let previous = json!({"cniVersion": "1.0.0", "ips": [{"address": "fd99::1/64"}]});
-        let (outcome, record) = recorded(&call("ADD").set("prevResult", previous));
+        let (outcome, record) = run_and_record(&call("ADD").set("prevResult", previous));
         outcome.succeeded();
         assert_eq!(record["ipv6_bypasses_proxy"] == true, !row.is_redirected, "{name}: {record}");
         for (index, (pod, neighbour)) in POD.into_iter().zip(NEIGHBOUR).enumerate() {

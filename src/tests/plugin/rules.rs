@@ -16,18 +16,22 @@ use testkit::properties::difference::difference;
 use testkit::properties::evaluator::Rules;
 
 use super::namespaces::{NEIGHBOUR, POD, original_destination};
-use super::{SERVICE_PATH, Scene, api_of, iptables, listen, meshed_spec, write_program};
+use super::{
+    SERVICE_PATH, Scene, iptables_program, meshed_spec, start_api_with_pod, start_listeners,
+    write_program,
+};
 
 #[test]
 fn tcp_goes_through_the_proxy_in_every_mode_and_family() {
     for mode in ["auto", "native", "nft", "legacy", "plain"] {
         let scene = Scene::meshed();
-        listen(&scene);
+        start_listeners(&scene);
         scene.in_mode(mode, "ADD").linkerd("ipv6", true).run().succeeded();
         for family in [0, 1] {
-            let (pod, neighbour) = (POD[family], NEIGHBOUR[family]);
-            let to_pod = bracketed(pod);
-            let to_neighbour = bracketed(neighbour);
+            let pod = POD[family];
+            let neighbour = NEIGHBOUR[family];
+            let to_pod = in_brackets(pod);
+            let to_neighbour = in_brackets(neighbour);
             let from_neighbour = |port| scene.connect_from_neighbour(pod, port);
             let from_pod = |uid, to, port| scene.connect_from_pod(uid, to, port);
             for (name, got, wanted) in [
@@ -44,7 +48,8 @@ fn tcp_goes_through_the_proxy_in_every_mode_and_family() {
     }
 }
 
-fn bracketed(address: &str) -> String {
+/// Puts an IPv6 address in brackets.
+fn in_brackets(address: &str) -> String {
     if address.contains(':') { format!("[{address}]") } else { address.to_owned() }
 }
 
@@ -53,16 +58,16 @@ fn iptables_rules_are_the_same_as_upstreams_in_every_mode() {
     for mode in ["nft", "legacy", "plain"] {
         let scene = Scene::meshed();
         scene.in_mode(mode, "ADD").linkerd("ipv6", true).run().succeeded();
-        let ipv4 = scene.nat(&iptables(mode, false));
+        let ipv4 = scene.nat(&iptables_program(mode, false));
         insta::with_settings!({snapshot_suffix => "default"}, {
             insta::assert_snapshot!("rules", ipv4);
         });
-        assert_eq!(scene.nat(&iptables(mode, true)), ipv4, "{mode}");
+        assert_eq!(scene.nat(&iptables_program(mode, true)), ipv4, "{mode}");
     }
 }
 
-/// Arguments with which upstream's plugin calls iptables for a pod with a proxy GID and with skipped
-/// ports and subnets.
+/// Arguments with which upstream's plugin calls iptables for a pod with a proxy GID and with
+/// skipped ports and subnets.
 const UPSTREAM_COMMANDS: &str = include_str!("upstream_commands.txt");
 
 #[test]
@@ -70,25 +75,26 @@ fn each_iptables_mode_redirects_packets_as_upstreams_commands_do() {
     for mode in ["nft", "legacy", "plain"] {
         let upstream = Scene::meshed();
         for command in UPSTREAM_COMMANDS.lines() {
-            upstream.sh(&format!("{} -w -t nat {command}", iptables(mode, false)));
+            upstream.sh(&format!("{} -w -t nat {command}", iptables_program(mode, false)));
         }
         let scene = Scene::meshed();
         let call = scene.in_mode(mode, "ADD").linkerd("proxy-gid", 5678);
         let call = call.linkerd("subnets-to-ignore", ["10.0.0.0/8"]);
         call.linkerd("outbound-ports-to-ignore", ["443", "1000-2000"]).run().succeeded();
-        let [wanted, installed] = [&upstream, &scene].map(|scene| listed(scene, mode));
-        assert_eq!(difference(&wanted, &installed, Family::Ipv4), None, "{mode}");
+        let upstream_rules = read_rules(&upstream, mode);
+        let installed_rules = read_rules(&scene, mode);
+        assert_eq!(difference(&upstream_rules, &installed_rules, Family::Ipv4), None, "{mode}");
 
         // The comparison detects a missing rule.
-        scene.sh(&format!("{} -w -t nat -D PROXY_INIT_REDIRECT 1", iptables(mode, false)));
-        let found = difference(&wanted, &listed(&scene, mode), Family::Ipv4).unwrap();
+        scene.sh(&format!("{} -w -t nat -D PROXY_INIT_REDIRECT 1", iptables_program(mode, false)));
+        let found = difference(&upstream_rules, &read_rules(&scene, mode), Family::Ipv4).unwrap();
         assert_eq!(found.ports, [None, Some(4143)], "{mode}: {found:?}");
     }
 }
 
 /// Reads the IPv4 rules that iptables lists in the pod's netns.
-fn listed(scene: &Scene, mode: &str) -> Rules {
-    let list = scene.run(&iptables(mode, false), &["-w", "-t", "nat", "-S"]);
+fn read_rules(scene: &Scene, mode: &str) -> Rules {
+    let list = scene.run(&iptables_program(mode, false), &["-w", "-t", "nat", "-S"]);
     let lines: Vec<String> = list.lines().map(str::to_owned).collect();
     Rules::read(&lines).unwrap()
 }
@@ -108,7 +114,7 @@ fn annotations_of_pod_and_namespace_reach_the_rules() {
         "config.linkerd.io/proxy-uid": "1234",
         "config.linkerd.io/skip-subnets": "10.0.0.0/8,192.168.1.7/24,fd00::/8,::/0",
     });
-    let scene = Scene::with(pod_annotations, &spec, &namespace_annotations);
+    let scene = Scene::with_pod(pod_annotations, &spec, &namespace_annotations);
     scene.add().linkerd("ipv6", true).run().succeeded();
     let both = format!("{}\n\nIPv6\n{}", scene.rules(), scene.nat("ip6tables-nft"));
     insta::assert_snapshot!("rules@annotations", both);
@@ -119,9 +125,9 @@ fn control_plane_pod_reaches_the_api_server_without_the_proxy() {
     let service = r#"{"metadata":{},"spec":{"ports":[{"port":443,"targetPort":6443}]}}"#;
     let labels = json!({"linkerd.io/control-plane-component": "identity"});
     for (code, body) in [(200, service), (500, "broken")] {
-        let api = api_of(json!({"labels": labels}), &meshed_spec(), &json!({}));
+        let api = start_api_with_pod(json!({"labels": labels}), &meshed_spec(), &json!({}));
         api.answer(SERVICE_PATH, code, body);
-        let scene = Scene::of(api);
+        let scene = Scene::with_api(api);
         scene.add().linkerd("api-retry-seconds", 2).run().succeeded();
         let rules = scene.rules();
         assert!(rules.contains("--dports 443,6443"), "{code}: {rules}");
@@ -133,7 +139,7 @@ fn second_add_does_not_duplicate_rules_and_keeps_foreign_rules() {
     for mode in ["native", "nft", "legacy"] {
         let scene = Scene::meshed();
         let foreign = "PREROUTING -p tcp -m tcp --dport 1 -j REDIRECT --to-ports 2";
-        let program = iptables(if mode == "native" { "nft" } else { mode }, false);
+        let program = iptables_program(if mode == "native" { "nft" } else { mode }, false);
         scene.sh(&format!("{program} -t nat -A {foreign}"));
         let rules = || match mode {
             "native" => scene.sh("nft list ruleset"),
@@ -182,8 +188,8 @@ fn connect_from_one_port(scene: &Scene, port: u16) -> TcpStream {
         let fd = socket(AddressFamily::Inet, SockType::Stream, flag, None).unwrap();
         // SO_REUSEPORT lets several sockets use the same source port.
         setsockopt(&fd, sockopt::ReusePort, &true).unwrap();
-        let [source, pod] = [(NEIGHBOUR[0], SOURCE_PORT), (POD[0], port)]
-            .map(|(address, port)| SocketAddrV4::new(address.parse().unwrap(), port));
+        let source = SocketAddrV4::new(NEIGHBOUR[0].parse().unwrap(), SOURCE_PORT);
+        let pod = SocketAddrV4::new(POD[0].parse().unwrap(), port);
         bind(fd.as_raw_fd(), &SockaddrIn::from(source)).unwrap();
         connect(fd.as_raw_fd(), &SockaddrIn::from(pod)).unwrap();
         TcpStream::from(fd)
@@ -209,9 +215,9 @@ fn each_mode_redirects_connections_that_share_a_source_port() {
             assert_eq!(original_destination(&proxy).port(), port, "{mode}");
             open.push((client, proxy));
         }
-        let seen: BTreeSet<u16> =
+        let source_ports: BTreeSet<u16> =
             open.iter().map(|(_, proxy)| proxy.peer_addr().unwrap().port()).collect();
-        assert_eq!(seen.len(), open.len(), "{mode}");
+        assert_eq!(source_ports.len(), open.len(), "{mode}");
         assert_eq!(open[0].1.peer_addr().unwrap().port(), SOURCE_PORT, "{mode}");
         for (client, proxy) in &mut open {
             let mut received = [0; 4];

@@ -10,7 +10,7 @@ use super::unwritable::{Unwritable, full_device, full_pipe};
 use super::{Call, Outcome, PLUGIN, POD_PATH, Scene};
 
 /// Time after which a call counts as hanging, in seconds. Calls usually take less than 100 ms.
-const HANGS: &str = "20";
+const HANG_SECONDS: &str = "20";
 
 #[test]
 fn unwritable_stderr_neither_fails_nor_delays_a_call_and_errors_are_still_returned() {
@@ -19,25 +19,26 @@ fn unwritable_stderr_neither_fails_nor_delays_a_call_and_errors_are_still_return
             println!("{} at level {level}", stderr.name);
             let scene = Scene::meshed();
             let call = |command| scene.call(command).set("log_level", level);
-            let [unmeshed, meshed] = [call("ADD").annotated(json!({})), call("ADD")];
+            let unmeshed = call("ADD").annotated(json!({}));
+            let meshed = call("ADD");
             let result = unmeshed.run().succeeded().stdout;
-            assert_eq!(run(plugin_with(&stderr), &unmeshed).succeeded().stdout, result);
+            assert_eq!(run(plugin_command(&stderr), &unmeshed).succeeded().stdout, result);
             assert_eq!(scene.rules(), "");
 
             let kubeconfig = fs::read(meshed.kubeconfig()).unwrap();
-            assert_eq!(run(plugin_with(&stderr), &meshed).succeeded().stdout, result);
+            assert_eq!(run(plugin_command(&stderr), &meshed).succeeded().stdout, result);
             assert!(scene.has_rules());
             assert_eq!(fs::read(meshed.kubeconfig()).unwrap(), kubeconfig);
 
             for command in ["CHECK", "DEL"] {
                 assert_eq!(
-                    run(plugin_with(&stderr), &call(command)).succeeded().stdout,
+                    run(plugin_command(&stderr), &call(command)).succeeded().stdout,
                     "",
                     "{command}"
                 );
             }
             scene.api.refuse(POD_PATH, 403);
-            run(plugin_with(&stderr), &meshed).failed(102, "");
+            run(plugin_command(&stderr), &meshed).failed(102, "");
         }
     }
 }
@@ -46,7 +47,7 @@ fn unwritable_stderr_neither_fails_nor_delays_a_call_and_errors_are_still_return
 fn add_succeeds_if_the_stderr_file_is_at_its_size_limit() {
     let scene = Scene::meshed();
     let mut command = Command::new("/bin/sh");
-    command.args(["-c", r#"ulimit -f 64 && exec timeout "$0" "$1""#, HANGS, PLUGIN]);
+    command.args(["-c", r#"ulimit -f 64 && exec timeout "$0" "$1""#, HANG_SECONDS, PLUGIN]);
     // `ulimit -f` of dash counts in blocks of 512 bytes.
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&[b'x'; 64 * 512]).unwrap();
@@ -61,7 +62,7 @@ fn unwritable_stdout_fails_the_call_without_a_panic() {
         let scene = Scene::meshed();
         for call in [scene.add().annotated(json!({})), scene.add().env("CNI_ARGS", "not a pair")] {
             let mut command = Command::new("/usr/bin/timeout");
-            command.args([HANGS, PLUGIN]).stderr(Stdio::piped()).stdout(stdout.stdio());
+            command.args([HANG_SECONDS, PLUGIN]).stderr(Stdio::piped()).stdout(stdout.stdio());
             let outcome = run(command, &call);
             assert_eq!(outcome.code, Some(1), "{}: {}", stdout.name, outcome.stderr);
             outcome.logs("linkerd-cni: cannot write the response to stdout (code 5): ");
@@ -71,9 +72,9 @@ fn unwritable_stdout_fails_the_call_without_a_panic() {
 }
 
 /// Returns a command that runs the plugin with this stderr and a piped stdout.
-fn plugin_with(stderr: &Unwritable) -> Command {
+fn plugin_command(stderr: &Unwritable) -> Command {
     let mut command = stderr.as_stderr_of("/usr/bin/timeout");
-    command.args([HANGS, PLUGIN]).stdout(Stdio::piped());
+    command.args([HANG_SECONDS, PLUGIN]).stdout(Stdio::piped());
     command
 }
 

@@ -17,11 +17,11 @@ use testkit::call::Outcome;
 use testkit::properties::difference::difference;
 use testkit::properties::evaluator::Rules;
 
-use super::record_socket::recorded;
-use super::{MESHED, Scene, UID, at_the_same_time};
+use super::record_socket::run_and_record;
+use super::{MESHED, Scene, UID, run_in_parallel};
 
-/// Arguments with which upstream's plugin calls iptables for a pod with a proxy GID and with skipped
-/// ports and subnets.
+/// Arguments with which upstream's plugin calls iptables for a pod with a proxy GID and with
+/// skipped ports and subnets.
 const UPSTREAM_COMMANDS: &str = include_str!("upstream_commands.txt");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Host {
 
     /// Creates a directory with the programs. Debian has one executable for all programs of a
     /// variant. Its behaviour depends on the name by which it is called.
-    fn programs(&self) -> TempDir {
+    fn create_programs(&self) -> TempDir {
         let dir = tempfile::tempdir().unwrap();
         for variant in VARIANTS {
             let file = multi_program(variant);
@@ -74,7 +74,7 @@ impl Host {
             }
         };
         for family in FAMILIES {
-            install(plain_name(family), self.plain[family as usize]);
+            install(plain_name(family), *select_family(&self.plain, family));
             for variant in VARIANTS {
                 if self.lacks != Some((family, variant)) {
                     install(program_name(family, variant), variant);
@@ -87,7 +87,7 @@ impl Host {
     /// Returns the variant that ADD uses for a family: the one of the mode, or the first of nft,
     /// plain and legacy if the host lacks that one.
     fn variant(&self, mode: &str, family: Family) -> Variant {
-        let plain = self.plain[family as usize];
+        let plain = *select_family(&self.plain, family);
         let is_missing = |variant| self.lacks == Some((family, variant));
         match mode {
             "nft" if is_missing(Variant::Nft) => plain,
@@ -96,6 +96,15 @@ impl Host {
             "legacy" => Variant::Legacy,
             _ => plain,
         }
+    }
+}
+
+/// Returns the element of a pair that belongs to the family: the first for IPv4, the second for
+/// IPv6.
+fn select_family<T>(pair: &[T; 2], family: Family) -> &T {
+    match family {
+        Family::Ipv4 => &pair[0],
+        Family::Ipv6 => &pair[1],
     }
 }
 
@@ -129,19 +138,19 @@ fn iptables_crate(family: Family, variant: Variant) -> IPTables {
 }
 
 /// Runs `work` in the pod's netns.
-fn within<T: Send + 'static>(scene: &Scene, work: impl FnOnce() -> T + Send + 'static) -> T {
+fn run_in_netns<T: Send + 'static>(scene: &Scene, work: impl FnOnce() -> T + Send + 'static) -> T {
     netns::run(&scene.path(), Duration::from_secs(60), work).unwrap()
 }
 
 /// Returns the lines that a variant lists for table `nat` in the pod's netns.
-fn lines(scene: &Scene, family: Family, variant: Variant) -> Vec<String> {
-    within(scene, move || iptables_crate(family, variant).list_table(NAT_TABLE).unwrap())
+fn list_nat_table(scene: &Scene, family: Family, variant: Variant) -> Vec<String> {
+    run_in_netns(scene, move || iptables_crate(family, variant).list_table(NAT_TABLE).unwrap())
 }
 
 /// Returns the rules of upstream's plugin. Adds each of them with a call of the crate.
 fn upstream_rules(family: Family) -> Rules {
     let scene = Scene::meshed();
-    within(&scene, move || {
+    run_in_netns(&scene, move || {
         let iptables = iptables_crate(family, Variant::Nft);
         for command in UPSTREAM_COMMANDS.lines() {
             if let Some(chain) = command.strip_prefix("-N ") {
@@ -155,7 +164,7 @@ fn upstream_rules(family: Family) -> Rules {
             }
         }
     });
-    Rules::read(&lines(&scene, family, Variant::Nft)).unwrap()
+    Rules::read(&list_nat_table(&scene, family, Variant::Nft)).unwrap()
 }
 
 #[test]
@@ -174,16 +183,16 @@ fn check_and_audit_read_each_family_from_the_table_that_add_wrote() {
     for mode in ["native", "auto"] {
         cases.extend([(complete, mode, true), (complete, mode, false)]);
     }
-    at_the_same_time(cases, |(host, mode, ipv6)| test_host(&upstream, host, mode, ipv6));
+    run_in_parallel(cases, |(host, mode, ipv6)| check_host(&upstream, host, mode, ipv6));
 }
 
 /// Calls ADD, and compares the rules with upstream's. Then checks that CHECK and the audit find the
 /// rules, and that CHECK fails after a rule was deleted.
-fn test_host(upstream: &[Rules; 2], host: Host, mode: &str, ipv6: bool) {
+fn check_host(upstream: &[Rules; 2], host: Host, mode: &str, ipv6: bool) {
     let case = format!("{host:?}, {mode}, IPv6 {ipv6}");
     let families = if ipv6 { &FAMILIES[..] } else { &FAMILIES[..1] };
     let scene = Scene::meshed();
-    let programs = host.programs();
+    let programs = host.create_programs();
     let call = |command| {
         let call = scene.in_mode(mode, command).linkerd("ipv6", ipv6).linkerd("proxy-gid", 5678);
         let call = call.linkerd("subnets-to-ignore", ["10.0.0.0/8"]);
@@ -198,7 +207,7 @@ fn test_host(upstream: &[Rules; 2], host: Host, mode: &str, ipv6: bool) {
     let is_native = ["native", "auto"].contains(&mode);
     let in_legacy = |family: &Family| !is_native && host.variant(mode, *family) == Variant::Legacy;
     // The audit cannot read legacy tables, because it runs no programs of the host.
-    let audited = within(&scene, || firewall::rules_state(None)).unwrap();
+    let audited = run_in_netns(&scene, || firewall::rules_state(None)).unwrap();
     let wanted =
         if families.iter().any(in_legacy) { RulesState::Unreadable } else { RulesState::Complete };
     assert_eq!(audited, wanted, "{case}");
@@ -206,7 +215,7 @@ fn test_host(upstream: &[Rules; 2], host: Host, mode: &str, ipv6: bool) {
     // Listing with a legacy program creates the legacy tables of both families.
     for family in FAMILIES {
         for variant in VARIANTS {
-            let listed = lines(&scene, family, variant);
+            let listed = list_nat_table(&scene, family, variant);
             let is_writer =
                 !is_native && families.contains(&family) && host.variant(mode, family) == variant;
             assert_eq!(
@@ -216,12 +225,16 @@ fn test_host(upstream: &[Rules; 2], host: Host, mode: &str, ipv6: bool) {
             );
             if is_writer {
                 let rules = Rules::read(&listed).unwrap();
-                assert_eq!(difference(&upstream[family as usize], &rules, family), None, "{case}");
+                assert_eq!(
+                    difference(select_family(upstream, family), &rules, family),
+                    None,
+                    "{case}"
+                );
             }
         }
     }
     assert_succeeds(&call("CHECK"), &format!("{case}: CHECK with all tables"));
-    let audited = within(&scene, || firewall::rules_state(None)).unwrap();
+    let audited = run_in_netns(&scene, || firewall::rules_state(None)).unwrap();
     assert_eq!(audited, wanted, "{case}");
 
     let &last = families.last().unwrap();
@@ -250,7 +263,7 @@ fn check_reads_legacy_rules_of_the_families_that_the_pod_started_with() {
         };
         call("ADD", ipv6_at_start).run().succeeded();
         for ipv6_now in [true, false] {
-            let (outcome, record) = recorded(&call("CHECK", ipv6_now));
+            let (outcome, record) = run_and_record(&call("CHECK", ipv6_now));
             outcome.succeeded();
             assert_eq!((&record["source"], &record["degraded"]), (&json!("copy"), &Value::Null));
         }

@@ -64,6 +64,11 @@ const SUBNETS: [(&str, &str); 3] = [
     ("skip-outbound-subnets", "outbound-subnets-to-ignore"),
 ];
 
+/// Indices of [`SUBNETS`].
+const SKIP_SUBNETS: usize = 0;
+const SKIP_INBOUND_SUBNETS: usize = 1;
+const SKIP_OUTBOUND_SUBNETS: usize = 2;
+
 fn subnets() -> impl Strategy<Value = Option<Vec<IpNet>>> {
     option::of(vec(subnet().prop_map(|subnet| subnet.net), 1..4))
 }
@@ -143,36 +148,47 @@ impl Settings {
             || self.ports_to_redirect.contains(&packet.destination_port);
         !is_redirected_port
             || contains_port(&self.skip_inbound(), packet.destination_port)
-            || contains_address(self.skip_subnets(0), &packet.source)
-            || contains_address(self.skip_subnets(1), &packet.source)
+            || contains_address(self.skip_subnets(SKIP_SUBNETS), &packet.source)
+            || contains_address(self.skip_subnets(SKIP_INBOUND_SUBNETS), &packet.source)
     }
 
     fn skips_outbound(&self, packet: &Packet) -> bool {
         contains_port(&self.skip_outbound(), packet.destination_port)
-            || contains_address(self.skip_subnets(2), &packet.destination)
+            || contains_address(self.skip_subnets(SKIP_OUTBOUND_SUBNETS), &packet.destination)
     }
 
     /// Returns the list of the pod's annotation, or else of the namespace's.
-    fn annotated(&self, list: fn(&Layer) -> &Option<Vec<PortRange>>) -> Option<&Vec<PortRange>> {
+    fn annotated_ports(
+        &self,
+        list: fn(&Layer) -> &Option<Vec<PortRange>>,
+    ) -> Option<&Vec<PortRange>> {
         list(&self.pod).as_ref().or(list(&self.namespace).as_ref())
     }
 
-    /// Annotated inbound ports are added to those of the plugin entry. The proxy's own admin port
-    /// is never redirected.
+    /// Returns the skipped inbound ports: those of the plugin entry and the annotated ones. The
+    /// proxy's own admin port is never redirected.
     fn skip_inbound(&self) -> Vec<PortRange> {
-        let lists = [self.entry.skip_inbound.as_ref(), self.annotated(|layer| &layer.skip_inbound)];
-        let admin_port = self.container.admin_port.map(PortRange::from);
-        lists.into_iter().flatten().flatten().copied().chain(admin_port).collect()
+        let mut ranges = self.entry.skip_inbound.clone().unwrap_or_default();
+        if let Some(annotated) = self.annotated_ports(|layer| &layer.skip_inbound) {
+            ranges.extend(annotated);
+        }
+        if let Some(admin_port) = self.container.admin_port {
+            ranges.push(admin_port.into());
+        }
+        ranges
     }
 
-    /// Annotated outbound ports replace those of the plugin entry. The control plane reaches the
-    /// API server directly.
+    /// Returns the skipped outbound ports: the annotated ones, or else those of the plugin entry.
+    /// The control plane reaches the API server directly.
     fn skip_outbound(&self) -> Vec<PortRange> {
-        let annotated = self.annotated(|layer| &layer.skip_outbound);
-        let list = annotated.or(self.entry.skip_outbound.as_ref());
-        let api_ports =
-            API_PORTS.map(PortRange::from).into_iter().filter(|_| self.is_control_plane);
-        list.into_iter().flatten().copied().chain(api_ports).collect()
+        let mut ranges = match self.annotated_ports(|layer| &layer.skip_outbound) {
+            Some(annotated) => annotated.clone(),
+            None => self.entry.skip_outbound.clone().unwrap_or_default(),
+        };
+        if self.is_control_plane {
+            ranges.extend(API_PORTS.map(PortRange::from));
+        }
+        ranges
     }
 
     /// The pod's annotation replaces the namespace's, which replaces the list of the plugin entry.
@@ -202,30 +218,46 @@ impl Settings {
         if family == Family::Ipv6 && !self.ipv6 {
             return lines;
         }
-        let [inbound, outbound] = ["PROXY_INIT_REDIRECT", "PROXY_INIT_OUTPUT"];
-        lines.extend([inbound, outbound].map(|chain| format!("-N {chain}")));
-        lines.extend([("PREROUTING", inbound), ("OUTPUT", outbound)].map(|(hook, chain)| {
-            format!("-A {hook} -m comment --comment \"proxy-init/install-proxy-init\" -j {chain}")
-        }));
+        let inbound = "PROXY_INIT_REDIRECT";
+        let outbound = "PROXY_INIT_OUTPUT";
+        for chain in [inbound, outbound] {
+            lines.push(format!("-N {chain}"));
+        }
+        for (hook, chain) in [("PREROUTING", inbound), ("OUTPUT", outbound)] {
+            lines.push(format!(
+                "-A {hook} -m comment --comment \"proxy-init/install-proxy-init\" -j {chain}"
+            ));
+        }
         lines.extend(self.inner_lines(family, inbound));
         lines.extend(port_lines(inbound, &self.skip_inbound()));
-        lines.extend(subnet_lines(inbound, "-s", self.skip_subnets(0), family));
-        lines.extend(subnet_lines(inbound, "-s", self.skip_subnets(1), family));
-        let to_proxy = self.proxy_port(Hook::Prerouting);
+        lines.extend(subnet_lines(inbound, "-s", self.skip_subnets(SKIP_SUBNETS), family));
+        lines.extend(subnet_lines(inbound, "-s", self.skip_subnets(SKIP_INBOUND_SUBNETS), family));
+        let inbound_port = self.proxy_port(Hook::Prerouting);
         if self.ports_to_redirect.is_empty() {
-            lines.push(format!("-A {inbound} -p tcp -j REDIRECT --to-ports {to_proxy}"));
+            lines.push(format!("-A {inbound} -p tcp -j REDIRECT --to-ports {inbound_port}"));
         }
-        lines.extend(self.ports_to_redirect.iter().map(|port| {
-            format!("-A {inbound} -p tcp -m tcp --dport {port} -j REDIRECT --to-ports {to_proxy}")
-        }));
+        for port in &self.ports_to_redirect {
+            lines.push(format!(
+                "-A {inbound} -p tcp -m tcp --dport {port} -j REDIRECT --to-ports {inbound_port}"
+            ));
+        }
         let (uid, gid) = self.user();
-        lines.extend(uid.map(|uid| format!("-A {outbound} -m owner --uid-owner {uid} -j RETURN")));
-        lines.extend(gid.map(|gid| format!("-A {outbound} -m owner --gid-owner {gid} -j RETURN")));
+        if let Some(uid) = uid {
+            lines.push(format!("-A {outbound} -m owner --uid-owner {uid} -j RETURN"));
+        }
+        if let Some(gid) = gid {
+            lines.push(format!("-A {outbound} -m owner --gid-owner {gid} -j RETURN"));
+        }
         lines.push(format!("-A {outbound} -o lo -j RETURN"));
         lines.extend(port_lines(outbound, &self.skip_outbound()));
-        lines.extend(subnet_lines(outbound, "-d", self.skip_subnets(2), family));
-        let to_proxy = self.proxy_port(Hook::Output);
-        lines.push(format!("-A {outbound} -p tcp -j REDIRECT --to-ports {to_proxy}"));
+        lines.extend(subnet_lines(
+            outbound,
+            "-d",
+            self.skip_subnets(SKIP_OUTBOUND_SUBNETS),
+            family,
+        ));
+        let outbound_port = self.proxy_port(Hook::Output);
+        lines.push(format!("-A {outbound} -p tcp -j REDIRECT --to-ports {outbound_port}"));
         lines
     }
 
@@ -241,10 +273,10 @@ impl Settings {
                 ));
             }
         }
-        let to_proxy = self.proxy_port(Hook::Output);
+        let outbound_port = self.proxy_port(Hook::Output);
         let target = match family {
-            Family::Ipv4 => format!("DNAT --to-destination 127.0.0.1:{to_proxy}"),
-            Family::Ipv6 => format!("REDIRECT --to-ports {to_proxy}"),
+            Family::Ipv4 => format!("DNAT --to-destination 127.0.0.1:{outbound_port}"),
+            Family::Ipv6 => format!("REDIRECT --to-ports {outbound_port}"),
         };
         for interface in interfaces {
             let start = format!("-A {chain} -i {interface}");
@@ -252,7 +284,7 @@ impl Settings {
                 let ports = range_text(range).replace('-', ":");
                 lines.push(format!("{start} -p tcp -m tcp --dport {ports} -j RETURN"));
             }
-            for net in self.skip_subnets(2) {
+            for net in self.skip_subnets(SKIP_OUTBOUND_SUBNETS) {
                 if net.addr().is_ipv4() == (family == Family::Ipv4) {
                     lines.push(format!("{start} -d {} -j RETURN", net.trunc()));
                 }
@@ -270,7 +302,8 @@ impl Settings {
         (uid.filter(|id| *id > 0), gid.filter(|id| *id > 0))
     }
 
-    fn is_proxy(&self, (uid, gid): (u32, u32)) -> bool {
+    fn is_proxy(&self, user: (u32, u32)) -> bool {
+        let (uid, gid) = user;
         let (proxy_uid, proxy_gid) = self.user();
         proxy_uid == Some(uid.into()) || proxy_gid == Some(gid.into())
     }
@@ -322,10 +355,12 @@ impl Settings {
             ("LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", outbound_port),
             ("LINKERD2_PROXY_ADMIN_LISTEN_ADDR", admin_port),
         ];
-        let variables = variables.into_iter().filter_map(|(name, port)| Some((name, port?)));
-        let env: Vec<Value> = variables
-            .map(|(name, port)| json!({"name": name, "value": format!("0.0.0.0:{port}")}))
-            .collect();
+        let mut env = Vec::new();
+        for (name, port) in variables {
+            if let Some(port) = port {
+                env.push(json!({"name": name, "value": format!("0.0.0.0:{port}")}));
+            }
+        }
         let component = if self.is_control_plane { "destination" } else { "" };
         json!({
             "metadata": {"namespace": "ns", "name": "web", "annotations": self.pod.annotations(),
@@ -337,32 +372,37 @@ impl Settings {
 }
 
 impl Layer {
-    /// Renders annotations. Adds elements to port lists that upstream drops.
+    /// Renders annotations. An empty value on the pod does not override the namespace's.
     fn annotations(&self) -> Annotations {
-        let ports = |ranges: &Option<Vec<PortRange>>| {
-            let ranges = ranges.as_ref()?.iter().copied().map(range_text);
-            Some(
-                ranges.chain([" 8080".to_owned(), "http".to_owned()]).collect::<Vec<_>>().join(","),
-            )
-        };
-        let subnets = self.skip_subnets.iter().map(|all| {
-            let texts = all.as_ref()?.iter().map(ToString::to_string);
-            Some(texts.collect::<Vec<_>>().join(", "))
-        });
-        let subnets = SUBNETS.iter().map(|(key, _)| *key).zip(subnets);
-        let values = [
-            ("skip-inbound-ports", ports(&self.skip_inbound)),
-            ("skip-outbound-ports", ports(&self.skip_outbound)),
+        let mut values = vec![
+            ("skip-inbound-ports", self.skip_inbound.as_deref().map(port_list_text)),
+            ("skip-outbound-ports", self.skip_outbound.as_deref().map(port_list_text)),
             ("inner-interfaces", self.inner_interfaces.as_ref().map(|names| names.join(","))),
             ("proxy-uid", self.uid.map(|id| id.to_string())),
             ("proxy-gid", self.gid.map(|id| id.to_string())),
         ];
-        // An empty value on the pod does not override the namespace's.
-        let render = |(key, value): (&str, Option<String>)| {
-            (format!("config.linkerd.io/{key}"), value.unwrap_or_default())
-        };
-        values.into_iter().chain(subnets).map(render).collect()
+        for ((key, _), subnets) in SUBNETS.iter().zip(&self.skip_subnets) {
+            values.push((*key, subnets.as_deref().map(subnet_list_text)));
+        }
+        let mut annotations = Annotations::new();
+        for (key, value) in values {
+            annotations.insert(format!("config.linkerd.io/{key}"), value.unwrap_or_default());
+        }
+        annotations
     }
+}
+
+/// Renders a port list, with two more elements that upstream drops.
+fn port_list_text(ranges: &[PortRange]) -> String {
+    let mut elements: Vec<String> = ranges.iter().copied().map(range_text).collect();
+    elements.push(" 8080".to_owned());
+    elements.push("http".to_owned());
+    elements.join(",")
+}
+
+fn subnet_list_text(subnets: &[IpNet]) -> String {
+    let elements: Vec<String> = subnets.iter().map(ToString::to_string).collect();
+    elements.join(", ")
 }
 
 fn contains_port(ranges: &[PortRange], port: u16) -> bool {
@@ -412,6 +452,7 @@ fn is_ipv4_loopback(address: &IpAddr) -> bool {
     address.is_ipv4() && address.is_loopback()
 }
 
-fn range_text(PortRange { first, last }: PortRange) -> String {
+fn range_text(range: PortRange) -> String {
+    let PortRange { first, last } = range;
     if first == last { first.to_string() } else { format!("{first}-{last}") }
 }

@@ -49,7 +49,7 @@ fn config() -> Config {
 }
 
 /// Facts about a pod with one annotation.
-fn annotated(key: &str, value: &str) -> PodFacts {
+fn facts_with_annotation(key: &str, value: &str) -> PodFacts {
     PodFacts {
         annotations: Annotations::from([(key.to_owned(), value.to_owned())]),
         ..PodFacts::default()
@@ -194,7 +194,7 @@ proptest! {
     #[test]
     fn each_element_of_a_port_list_is_used_or_reported(text in list_like_text()) {
         let key = annotation::SKIP_INBOUND_PORTS;
-        match config().resolve(&annotated(key, &text)) {
+        match config().resolve(&facts_with_annotation(key, &text)) {
             Ok(found) => {
                 let ignored = found.ignored.iter().inspect(|list| assert_eq!(list.source, key));
                 let ignored: Vec<String> = ignored.flat_map(|list| list.elements.clone()).collect();
@@ -222,12 +222,15 @@ proptest! {
     ) {
         let elements: Vec<&str> =
             text.split(',').map(str::trim).filter(|element| !element.is_empty()).collect();
-        match config().redirect(&annotated(key, &text)) {
+        match config().redirect(&facts_with_annotation(key, &text)) {
             Ok(redirect) => {
-                let (inbound, outbound) = (redirect.skip_subnets, redirect.skip_outbound_subnets);
-                let is_outbound = key == annotation::SKIP_OUTBOUND_SUBNETS;
-                let (subnets, others) =
-                    if is_outbound { (outbound, inbound) } else { (inbound, outbound) };
+                let inbound = redirect.skip_subnets;
+                let outbound = redirect.skip_outbound_subnets;
+                let (subnets, others) = if key == annotation::SKIP_OUTBOUND_SUBNETS {
+                    (outbound, inbound)
+                } else {
+                    (inbound, outbound)
+                };
                 let used: Vec<&str> = subnets.iter().map(|subnet| &*subnet.text).collect();
                 prop_assert_eq!(used, elements);
                 prop_assert_eq!(others, vec![]);
@@ -256,7 +259,7 @@ proptest! {
                 distinct.push(interface);
             }
         }
-        match config().resolve(&annotated(key, &text)) {
+        match config().resolve(&facts_with_annotation(key, &text)) {
             Ok(found) => {
                 let used = found.redirect.inner_interfaces;
                 let reported: usize =

@@ -10,6 +10,13 @@ use ipnet::{Ipv4Subnets, Ipv6Subnets};
 use linkerd2_cni::netlink::socket::{CREATE, Message};
 use linkerd2_cni::redirect::Family;
 
+/// Message types, `NFT_MSG_NEWTABLE` to `NFT_MSG_NEWSETELEM`.
+const NEW_TABLE: i32 = 0;
+const NEW_CHAIN: i32 = 3;
+const NEW_RULE: i32 = 6;
+const NEW_SET: i32 = 9;
+const NEW_SET_ELEMENTS: i32 = 12;
+
 const TABLE: &str = "linkerd-cni";
 /// `__set%d`, which the kernel replaces with a free name.
 const SET_NAME: &str = "__set%d";
@@ -28,7 +35,7 @@ const JUMP: u32 = -3i32 as u32;
 
 /// Returns the chains and rules of one family, as `iptables -S` lists them. A rule that looks up an
 /// address in a set becomes one line for each subnet.
-pub fn lines(messages: &[Message], family: Family) -> Result<Vec<String>, String> {
+pub fn decode_lines(messages: &[Message], family: Family) -> Result<Vec<String>, String> {
     let family_number = match family {
         Family::Ipv4 => 2,
         Family::Ipv6 => 10,
@@ -36,7 +43,9 @@ pub fn lines(messages: &[Message], family: Family) -> Result<Vec<String>, String
     let mut decoder = Decoder::default();
     for (index, message) in messages.iter().enumerate() {
         if message.family == family_number {
-            decoder.message(message).map_err(|problem| format!("message {index}: {problem}"))?;
+            decoder
+                .read_message(message)
+                .map_err(|problem| format!("message {index}: {problem}"))?;
         }
     }
     if !decoder.sets.is_empty() {
@@ -45,9 +54,16 @@ pub fn lines(messages: &[Message], family: Family) -> Result<Vec<String>, String
     Ok(decoder.lines)
 }
 
-/// Sets by ID: length of keys in bytes, and keys. A flag marks the end of a range, which the range
-/// does not contain.
-type Sets = BTreeMap<u32, (usize, Vec<(u128, bool)>)>;
+/// A set of addresses or ports.
+struct Set {
+    /// Length of each key in bytes.
+    key_length: usize,
+    /// The keys. A flag marks the end of a range, which the range does not contain.
+    keys: Vec<(u128, bool)>,
+}
+
+/// Sets by ID.
+type Sets = BTreeMap<u32, Set>;
 
 #[derive(Default)]
 struct Decoder {
@@ -57,39 +73,43 @@ struct Decoder {
 }
 
 impl Decoder {
-    fn message(&mut self, message: &Message) -> Result<(), String> {
+    fn read_message(&mut self, message: &Message) -> Result<(), String> {
         let bytes = &message.attributes.0;
         if message.flags & CREATE == 0 {
             return Err("no flag CREATE".to_owned());
         }
         match message.kind {
-            0 => expect_text(exact_attributes(bytes, [1])?[0], TABLE),
-            3 => self.chain(bytes),
-            6 => self.rule(bytes),
-            9 => self.set(bytes),
-            12 => self.elements(bytes),
+            NEW_TABLE => expect_text(parse_exact_attributes(bytes, [1])?[0], TABLE),
+            NEW_CHAIN => self.read_chain(bytes),
+            NEW_RULE => self.read_rule(bytes),
+            NEW_SET => self.read_set(bytes),
+            NEW_SET_ELEMENTS => self.read_elements(bytes),
             other => Err(format!("unknown message type {other}")),
         }
     }
 
-    fn chain(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let has_hook = attributes(bytes)?.iter().any(|(kind, _)| *kind == 4);
-        let [table, name] = if has_hook { base_chain(bytes)? } else { regular_chain(bytes)? };
+    fn read_chain(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let has_hook = parse_attributes(bytes)?.iter().any(|(kind, _)| *kind == 4);
+        let [table, name] =
+            if has_hook { read_base_chain(bytes)? } else { read_regular_chain(bytes)? };
         expect_text(table, TABLE)?;
-        self.lines.push(format!("-N {}", text(name)?));
+        self.lines.push(format!("-N {}", parse_text(name)?));
         Ok(())
     }
 
-    fn set(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let [table, name, flags, kind, length, id] = exact_attributes(bytes, [1, 2, 3, 4, 5, 10])?;
+    fn read_set(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let [table, name, flags, kind, length, id] =
+            parse_exact_attributes(bytes, [1, 2, 3, 4, 5, 10])?;
         expect_text(table, TABLE)?;
         expect_text(name, SET_NAME)?;
         expect_number(flags, SET_FLAGS)?;
-        let (kind, length) = (number(kind)?, number(length)?);
+        let kind = parse_number(kind)?;
+        let length = parse_number(length)?;
         if !KEYS.contains(&(kind, length)) {
             return Err("not a set of addresses or ports".to_owned());
         }
-        if self.sets.insert(number(id)?, (length as usize, Vec::new())).is_some() {
+        let set = Set { key_length: length as usize, keys: Vec::new() };
+        if self.sets.insert(parse_number(id)?, set).is_some() {
             return Err("two sets with one ID".to_owned());
         }
         Ok(())
@@ -97,49 +117,49 @@ impl Decoder {
 
     /// Reads the elements of a set. They must be in ascending order. Each start of a range must be
     /// followed by its end, unless the range ends with the largest key.
-    fn elements(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let [table, name, list, id] = exact_attributes(bytes, [1, 2, 3, 4])?;
+    fn read_elements(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let [table, name, list, id] = parse_exact_attributes(bytes, [1, 2, 3, 4])?;
         expect_text(table, TABLE)?;
         expect_text(name, SET_NAME)?;
-        let (length, set) = self.sets.get_mut(&number(id)?).ok_or("no such set")?;
-        for (kind, element) in attributes(list)? {
-            let (key, is_end) = match exact_attributes(element, [1, 3]) {
+        let set = self.sets.get_mut(&parse_number(id)?).ok_or("no such set")?;
+        for (kind, element) in parse_attributes(list)? {
+            let (key, is_end) = match parse_exact_attributes(element, [1, 3]) {
                 Ok([key, flags]) => {
                     expect_number(flags, 1)?;
                     (key, true)
                 }
-                Err(_) => (exact_attributes(element, [1])?[0], false),
+                Err(_) => (parse_exact_attributes(element, [1])?[0], false),
             };
-            let key = value(key)?;
-            let is_in_order = match set.last() {
-                Some((last, was_end)) => *last < big_endian(key) && *was_end != is_end,
+            let key = parse_value(key)?;
+            let is_in_order = match set.keys.last() {
+                Some((last, was_end)) => *last < from_big_endian(key) && *was_end != is_end,
                 None => !is_end,
             };
-            if kind != 1 || key.len() != *length || !is_in_order {
+            if kind != 1 || key.len() != set.key_length || !is_in_order {
                 return Err(format!("misplaced element {key:?}"));
             }
-            set.push((big_endian(key), is_end));
+            set.keys.push((from_big_endian(key), is_end));
         }
         Ok(())
     }
 
-    fn rule(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let [table, chain, expressions, _comment] = exact_attributes(bytes, [1, 2, 4, 7])?;
+    fn read_rule(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let [table, chain, expressions, _comment] = parse_exact_attributes(bytes, [1, 2, 4, 7])?;
         expect_text(table, TABLE)?;
-        let chain = text(chain)?;
+        let chain = parse_text(chain)?;
         if !self.lines.contains(&format!("-N {chain}")) {
             return Err("no such chain".to_owned());
         }
         let mut rules = vec![format!("-A {chain}")];
         let mut decoder = RuleDecoder::new(&mut self.sets);
-        for (kind, element) in attributes(expressions)? {
+        for (kind, element) in parse_attributes(expressions)? {
             if kind != 1 || rules.iter().any(|rule| rule.contains(" -j ")) {
                 return Err("no expression, or one after the verdict".to_owned());
             }
-            let [name, data] = exact_attributes(element, [1, 2])?;
-            let alternatives = decoder.expression(&text(name)?, data)?;
+            let [name, data] = parse_exact_attributes(element, [1, 2])?;
+            let alternatives = decoder.decode_expression(&parse_text(name)?, data)?;
             if !alternatives.is_empty() {
-                rules = append_each(&rules, &alternatives);
+                rules = append_alternatives(&rules, &alternatives);
             }
         }
         self.lines.extend(rules);
@@ -148,22 +168,22 @@ impl Decoder {
 }
 
 /// Reads the table and name of a chain without a hook.
-fn regular_chain(bytes: &[u8]) -> Result<[&[u8]; 2], String> {
-    let [table, name] = exact_attributes(bytes, [1, 3])?;
-    if ["PREROUTING", "OUTPUT"].contains(&text(name)?.as_str()) {
+fn read_regular_chain(bytes: &[u8]) -> Result<[&[u8]; 2], String> {
+    let [table, name] = parse_exact_attributes(bytes, [1, 3])?;
+    if ["PREROUTING", "OUTPUT"].contains(&parse_text(name)?.as_str()) {
         return Err("no hook".to_owned());
     }
     Ok([table, name])
 }
 
 /// Reads the table and name of a base chain of type `nat`.
-fn base_chain(bytes: &[u8]) -> Result<[&[u8]; 2], String> {
-    let [table, name, hook, policy, kind] = exact_attributes(bytes, [1, 3, 4, 5, 7])?;
-    let [hook, priority] = exact_attributes(hook, [1, 2])?;
-    let hook = number(hook)?;
+fn read_base_chain(bytes: &[u8]) -> Result<[&[u8]; 2], String> {
+    let [table, name, hook, policy, kind] = parse_exact_attributes(bytes, [1, 3, 4, 5, 7])?;
+    let [hook, priority] = parse_exact_attributes(hook, [1, 2])?;
+    let hook = parse_number(hook)?;
     expect_text(name, if hook == 0 { "PREROUTING" } else { "OUTPUT" })?;
     // After conntrack, and before `iptables -t nat`.
-    let is_first_nat = (-199..-100).contains(&(number(priority)? as i32));
+    let is_first_nat = (-199..-100).contains(&(parse_number(priority)? as i32));
     if ![0, 3].contains(&hook) || !is_first_nat {
         return Err("not a base chain between conntrack and iptables".to_owned());
     }
@@ -173,7 +193,7 @@ fn base_chain(bytes: &[u8]) -> Result<[&[u8]; 2], String> {
 }
 
 /// Returns every combination of a rule and one of the alternatives.
-fn append_each(rules: &[String], alternatives: &[String]) -> Vec<String> {
+fn append_alternatives(rules: &[String], alternatives: &[String]) -> Vec<String> {
     let mut combinations = Vec::new();
     for rule in rules {
         for alternative in alternatives {
@@ -203,95 +223,96 @@ impl<'s, 'b> RuleDecoder<'s, 'b> {
 
     /// Decodes an expression into iptables options. Returns none if the expression only loads a
     /// value, and one alternative for each subnet if it looks up an address in a set.
-    fn expression(&mut self, name: &str, data: &'b [u8]) -> Result<Vec<String>, String> {
+    fn decode_expression(&mut self, name: &str, data: &'b [u8]) -> Result<Vec<String>, String> {
         match name {
             "meta" | "payload" => {
-                self.loaded = load(name, data)?;
+                self.loaded = decode_load(name, data)?;
                 self.mask = None;
                 Ok(Vec::new())
             }
             "bitwise" => {
-                self.mask = Some(self.bitmask(data)?);
+                self.mask = Some(self.decode_bitmask(data)?);
                 Ok(Vec::new())
             }
-            "cmp" => Ok(vec![self.comparison(data)?]),
-            "range" => Ok(vec![self.port_range(data)?]),
-            "lookup" => self.lookup(data),
-            "immediate" => self.immediate(data),
-            "redir" => Ok(vec![self.redirect(data)?]),
-            "nat" => Ok(vec![self.destination_nat(data)?]),
+            "cmp" => Ok(vec![self.decode_comparison(data)?]),
+            "range" => Ok(vec![self.decode_port_range(data)?]),
+            "lookup" => self.decode_lookup(data),
+            "immediate" => self.decode_immediate(data),
+            "redir" => Ok(vec![self.decode_redirect(data)?]),
+            "nat" => Ok(vec![self.decode_destination_nat(data)?]),
             other => Err(format!("unknown expression {other}")),
         }
     }
 
-    fn bitmask(&self, data: &'b [u8]) -> Result<&'b [u8], String> {
-        let [from, to, length, and, xor] = exact_attributes(data, [1, 2, 3, 4, 5])?;
+    fn decode_bitmask(&self, data: &'b [u8]) -> Result<&'b [u8], String> {
+        let [from, to, length, and, xor] = parse_exact_attributes(data, [1, 2, 3, 4, 5])?;
         expect_number(from, REGISTER)?;
         expect_number(to, REGISTER)?;
         expect_number(length, self.loaded.1 as u32)?;
-        if big_endian(self.operand(xor)?) != 0 {
+        if from_big_endian(self.operand(xor)?) != 0 {
             return Err("inverted bits".to_owned());
         }
         self.operand(and)
     }
 
-    fn comparison(&self, data: &'b [u8]) -> Result<String, String> {
-        let [register, operator, operand] = exact_attributes(data, [1, 2, 3])?;
+    fn decode_comparison(&self, data: &'b [u8]) -> Result<String, String> {
+        let [register, operator, operand] = parse_exact_attributes(data, [1, 2, 3])?;
         expect_number(register, REGISTER)?;
         expect_number(operator, 0)?;
         let (option, _) = self.loaded;
-        Ok(format!("{option} {}", compared_value(option, self.operand(operand)?, self.mask)?))
+        Ok(format!("{option} {}", print_operand(option, self.operand(operand)?, self.mask)?))
     }
 
-    fn port_range(&self, data: &'b [u8]) -> Result<String, String> {
-        let [register, operator, first, last] = exact_attributes(data, [1, 2, 3, 4])?;
+    fn decode_port_range(&self, data: &'b [u8]) -> Result<String, String> {
+        let [register, operator, first, last] = parse_exact_attributes(data, [1, 2, 3, 4])?;
         expect_number(register, REGISTER)?;
         expect_number(operator, 0)?;
-        let ports = (big_endian(self.operand(first)?), big_endian(self.operand(last)?));
+        let first = from_big_endian(self.operand(first)?);
+        let last = from_big_endian(self.operand(last)?);
         let (option, _) = self.loaded;
-        Ok(format!("--dport {}", port_list(option, &[ports])?))
+        Ok(format!("--dport {}", print_ports(option, &[(first, last)])?))
     }
 
-    fn lookup(&mut self, data: &'b [u8]) -> Result<Vec<String>, String> {
-        let [name, register, id, flags] = exact_attributes(data, [1, 2, 4, 5])?;
+    fn decode_lookup(&mut self, data: &'b [u8]) -> Result<Vec<String>, String> {
+        let [name, register, id, flags] = parse_exact_attributes(data, [1, 2, 4, 5])?;
         expect_text(name, SET_NAME)?;
         expect_number(register, REGISTER)?;
         expect_number(flags, 0)?;
         // A set belongs to one rule.
-        let (length, set) = self.sets.remove(&number(id)?).ok_or("no such set")?;
+        let set = self.sets.remove(&parse_number(id)?).ok_or("no such set")?;
         let (option, loaded_length) = self.loaded;
-        if length != loaded_length || self.mask.is_some() || set.is_empty() {
+        if set.key_length != loaded_length || self.mask.is_some() || set.keys.is_empty() {
             return Err("no keys, or keys of another length".to_owned());
         }
-        let ranges = ranges(&set, length);
+        let ranges = pair_ranges(&set);
         if option == "-s" || option == "-d" {
-            let subnets = subnets(&ranges, length);
+            let subnets = split_into_subnets(&ranges, set.key_length);
             return Ok(subnets.iter().map(|net| format!("{option} {net}")).collect());
         }
-        Ok(vec![format!("--dports {}", port_list(option, &ranges)?)])
+        Ok(vec![format!("--dports {}", print_ports(option, &ranges)?)])
     }
 
     /// Decodes an expression that loads a port, an address or a verdict.
-    fn immediate(&mut self, data: &'b [u8]) -> Result<Vec<String>, String> {
-        let [register, data] = exact_attributes(data, [1, 2])?;
-        let register = number(register)?;
+    fn decode_immediate(&mut self, data: &'b [u8]) -> Result<Vec<String>, String> {
+        let [register, data] = parse_exact_attributes(data, [1, 2])?;
+        let register = parse_number(register)?;
         if register == VERDICT_REGISTER {
-            return Ok(vec![verdict(data)?]);
+            return Ok(vec![decode_verdict(data)?]);
         }
-        match (register, value(data)?) {
+        match (register, parse_value(data)?) {
             (REGISTER | PORT_REGISTER, bytes @ [_, _]) => {
-                self.port = Some((register, big_endian(bytes)));
+                self.port = Some((register, from_big_endian(bytes)));
             }
             (REGISTER, bytes @ [_, _, _, _]) => {
-                self.target = Some(address(big_endian(bytes), 4));
+                self.target = Some(to_address(from_big_endian(bytes), 4));
             }
             other => return Err(format!("neither port nor address: {other:?}")),
         }
         Ok(Vec::new())
     }
 
-    fn redirect(&self, data: &[u8]) -> Result<String, String> {
-        let [register] = exact_attributes(data, [1])?;
+    fn decode_redirect(&self, data: &[u8]) -> Result<String, String> {
+        let [register] = parse_exact_attributes(data, [1])?;
         expect_number(register, REGISTER)?;
         match (self.port, self.target) {
             (Some((REGISTER, port)), None) => Ok(format!("-j REDIRECT --to-ports {port}")),
@@ -299,8 +320,8 @@ impl<'s, 'b> RuleDecoder<'s, 'b> {
         }
     }
 
-    fn destination_nat(&self, data: &[u8]) -> Result<String, String> {
-        let [kind, family, to, to_port] = exact_attributes(data, [1, 2, 3, 5])?;
+    fn decode_destination_nat(&self, data: &[u8]) -> Result<String, String> {
+        let [kind, family, to, to_port] = parse_exact_attributes(data, [1, 2, 3, 5])?;
         // `NFT_NAT_DNAT` and `NFPROTO_IPV4`.
         expect_number(kind, 1)?;
         expect_number(family, 2)?;
@@ -317,7 +338,7 @@ impl<'s, 'b> RuleDecoder<'s, 'b> {
     /// Returns the value that an expression compares with the loaded value. Both must have the same
     /// length.
     fn operand(&self, bytes: &'b [u8]) -> Result<&'b [u8], String> {
-        let operand = value(bytes)?;
+        let operand = parse_value(bytes)?;
         if operand.len() != self.loaded.1 {
             return Err("lengths of values differ".to_owned());
         }
@@ -325,26 +346,26 @@ impl<'s, 'b> RuleDecoder<'s, 'b> {
     }
 }
 
-fn verdict(data: &[u8]) -> Result<String, String> {
-    let [verdict] = exact_attributes(data, [2])?;
-    if let Ok([code]) = exact_attributes(verdict, [1]) {
-        if number(code)? == DROP {
+fn decode_verdict(data: &[u8]) -> Result<String, String> {
+    let [verdict] = parse_exact_attributes(data, [2])?;
+    if let Ok([code]) = parse_exact_attributes(verdict, [1]) {
+        if parse_number(code)? == DROP {
             return Ok("-j DNAT --to-destination 0.0.0.0".to_owned());
         }
         expect_number(code, RETURN)?;
         return Ok("-j RETURN".to_owned());
     }
-    let [code, chain] = exact_attributes(verdict, [1, 2])?;
+    let [code, chain] = parse_exact_attributes(verdict, [1, 2])?;
     expect_number(code, JUMP)?;
-    Ok(format!("-j {}", text(chain)?))
+    Ok(format!("-j {}", parse_text(chain)?))
 }
 
 /// Returns the iptables option for the loaded value, and the length of the value.
-fn load(name: &str, data: &[u8]) -> Result<(&'static str, usize), String> {
+fn decode_load(name: &str, data: &[u8]) -> Result<(&'static str, usize), String> {
     if name == "meta" {
-        let [register, key] = exact_attributes(data, [1, 2])?;
+        let [register, key] = parse_exact_attributes(data, [1, 2])?;
         expect_number(register, REGISTER)?;
-        return match number(key)? {
+        return match parse_number(key)? {
             6 => Ok(("-i", 16)),
             7 => Ok(("-o", 16)),
             10 => Ok(("-m owner --uid-owner", 4)),
@@ -353,10 +374,10 @@ fn load(name: &str, data: &[u8]) -> Result<(&'static str, usize), String> {
             other => Err(format!("unknown property {other}")),
         };
     }
-    let [register, base, offset, length] = exact_attributes(data, [1, 2, 3, 4])?;
+    let [register, base, offset, length] = parse_exact_attributes(data, [1, 2, 3, 4])?;
     expect_number(register, REGISTER)?;
     // The network or transport header, the offset of the field in the header, and its length.
-    match (number(base)?, number(offset)?, number(length)?) {
+    match (parse_number(base)?, parse_number(offset)?, parse_number(length)?) {
         (2, 2, 2) => Ok(("--dport", 2)),
         (1, 12, 4) => Ok(("-s", 4)),
         (1, 16, 4) => Ok(("-d", 4)),
@@ -367,16 +388,16 @@ fn load(name: &str, data: &[u8]) -> Result<(&'static str, usize), String> {
 }
 
 /// Returns the value of a comparison, as iptables prints it.
-fn compared_value(option: &str, value: &[u8], mask: Option<&[u8]>) -> Result<String, String> {
+fn print_operand(option: &str, value: &[u8], mask: Option<&[u8]>) -> Result<String, String> {
     Ok(match (option, mask) {
         ("-s" | "-d", Some(mask)) => {
-            let prefix = ipnet::ip_mask_to_prefix(address(big_endian(mask), value.len()));
+            let prefix = ipnet::ip_mask_to_prefix(to_address(from_big_endian(mask), value.len()));
             let prefix = prefix.map_err(|error| error.to_string())?;
-            format!("{}/{prefix}", address(big_endian(value), value.len()))
+            format!("{}/{prefix}", to_address(from_big_endian(value), value.len()))
         }
         ("-p", None) if value == [6] => "tcp".to_owned(),
         ("-i" | "-o", None) => String::from_utf8_lossy(value).trim_end_matches('\0').to_owned(),
-        ("--dport", None) => big_endian(value).to_string(),
+        ("--dport", None) => from_big_endian(value).to_string(),
         (_, None) if option.contains("owner") => {
             let id: [u8; 4] = value.try_into().map_err(|_| "not an ID")?;
             u32::from_ne_bytes(id).to_string()
@@ -387,14 +408,21 @@ fn compared_value(option: &str, value: &[u8], mask: Option<&[u8]>) -> Result<Str
 
 /// Returns the first and last key of each range in a set. Starts and ends of ranges alternate. The
 /// last range may have no end.
-fn ranges(set: &[(u128, bool)], length: usize) -> Vec<(u128, u128)> {
-    let largest = u128::MAX >> (128 - 8 * length);
-    let starts = set.iter().step_by(2).map(|(start, _)| *start);
-    let ends = set.iter().skip(1).step_by(2).map(|(end, _)| end - 1).chain([largest]);
-    starts.zip(ends).collect()
+fn pair_ranges(set: &Set) -> Vec<(u128, u128)> {
+    let largest = u128::MAX >> (128 - 8 * set.key_length);
+    let mut ranges = Vec::new();
+    for pair in set.keys.chunks(2) {
+        let (first, _) = pair[0];
+        let last = match pair.get(1) {
+            Some((end, _)) => end - 1,
+            None => largest,
+        };
+        ranges.push((first, last));
+    }
+    ranges
 }
 
-fn port_list(option: &str, ranges: &[(u128, u128)]) -> Result<String, String> {
+fn print_ports(option: &str, ranges: &[(u128, u128)]) -> Result<String, String> {
     if option != "--dport" {
         return Err(format!("{option} is compared with ranges"));
     }
@@ -403,10 +431,10 @@ fn port_list(option: &str, ranges: &[(u128, u128)]) -> Result<String, String> {
 }
 
 /// Splits ranges of addresses into subnets.
-fn subnets(ranges: &[(u128, u128)], length: usize) -> Vec<String> {
+fn split_into_subnets(ranges: &[(u128, u128)], length: usize) -> Vec<String> {
     let mut subnets = Vec::new();
     for (first, last) in ranges {
-        match (address(*first, length), address(*last, length)) {
+        match (to_address(*first, length), to_address(*last, length)) {
             (IpAddr::V4(first), IpAddr::V4(last)) => {
                 subnets.extend(Ipv4Subnets::new(first, last, 0).map(|net| net.to_string()));
             }
@@ -419,40 +447,42 @@ fn subnets(ranges: &[(u128, u128)], length: usize) -> Vec<String> {
     subnets
 }
 
-fn address(number: u128, length: usize) -> IpAddr {
+fn to_address(number: u128, length: usize) -> IpAddr {
     if length == 4 {
         return Ipv4Addr::from_bits(number as u32).into();
     }
     Ipv6Addr::from_bits(number).into()
 }
 
-fn big_endian(bytes: &[u8]) -> u128 {
+fn from_big_endian(bytes: &[u8]) -> u128 {
     bytes.iter().fold(0, |number, byte| number << 8 | u128::from(*byte))
 }
 
 /// Reads a sequence of netlink attributes. Returns their types, without flags, and their values.
-fn attributes(mut bytes: &[u8]) -> Result<Vec<(u16, &[u8])>, String> {
+fn parse_attributes(mut bytes: &[u8]) -> Result<Vec<(u16, &[u8])>, String> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
-        let [l0, l1, k0, k1, ..] = *bytes else {
-            return Err("truncated attribute".to_owned());
-        };
-        let length = usize::from(u16::from_ne_bytes([l0, l1]));
+        let header = bytes.get(..4).ok_or("truncated attribute")?;
+        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let kind = u16::from_ne_bytes([header[2], header[3]]);
         let value = bytes.get(4..length).ok_or("invalid length")?;
         let padding = bytes.get(length..length.next_multiple_of(4)).ok_or("no padding")?;
         if padding.iter().any(|byte| *byte != 0) {
             return Err("padding is not zero".to_owned());
         }
         // 0x8000 marks nested attributes.
-        found.push((u16::from_ne_bytes([k0, k1]) & 0x7fff, value));
+        found.push((kind & 0x7fff, value));
         bytes = &bytes[length.next_multiple_of(4)..];
     }
     Ok(found)
 }
 
 /// Reads a sequence of netlink attributes that must have exactly the types `kinds`, in any order.
-fn exact_attributes<const N: usize>(bytes: &[u8], kinds: [u16; N]) -> Result<[&[u8]; N], String> {
-    let found = attributes(bytes)?;
+fn parse_exact_attributes<const N: usize>(
+    bytes: &[u8],
+    kinds: [u16; N],
+) -> Result<[&[u8]; N], String> {
+    let found = parse_attributes(bytes)?;
     let mut values = [&[][..]; N];
     for (value, kind) in values.iter_mut().zip(kinds) {
         let attribute = found.iter().find(|(found_kind, _)| *found_kind == kind);
@@ -464,25 +494,25 @@ fn exact_attributes<const N: usize>(bytes: &[u8], kinds: [u16; N]) -> Result<[&[
     Ok(values)
 }
 
-fn value(bytes: &[u8]) -> Result<&[u8], String> {
-    exact_attributes(bytes, [1]).map(|[value]| value)
+fn parse_value(bytes: &[u8]) -> Result<&[u8], String> {
+    parse_exact_attributes(bytes, [1]).map(|[value]| value)
 }
 
-fn text(bytes: &[u8]) -> Result<String, String> {
+fn parse_text(bytes: &[u8]) -> Result<String, String> {
     let text = bytes.strip_suffix(b"\0").ok_or("text without NUL")?;
     String::from_utf8(text.to_vec()).map_err(|error| error.to_string())
 }
 
-fn number(bytes: &[u8]) -> Result<u32, String> {
+fn parse_number(bytes: &[u8]) -> Result<u32, String> {
     bytes.try_into().map(u32::from_be_bytes).map_err(|_| "not a number of 4 bytes".to_owned())
 }
 
 fn expect_text(bytes: &[u8], expected: &str) -> Result<(), String> {
-    let found = text(bytes)?;
+    let found = parse_text(bytes)?;
     if found == expected { Ok(()) } else { Err(format!("{found} instead of {expected}")) }
 }
 
 fn expect_number(bytes: &[u8], expected: u32) -> Result<(), String> {
-    let found = number(bytes)?;
+    let found = parse_number(bytes)?;
     if found == expected { Ok(()) } else { Err(format!("{found} instead of {expected}")) }
 }

@@ -15,15 +15,15 @@ use crate::{list_like_text, namespace_name, pod_name};
 const CONTAINERS: [&str; 4] = ["app", "linkerd-proxy", "linkerd-init", "linkerd-proxy-2"];
 
 /// Reads the `keys` or `values` of annotations from `starts.yaml`.
-fn texts(kind: &str) -> Vec<String> {
+fn read_texts(kind: &str) -> Vec<String> {
     let texts = yaml(include_str!("starts.yaml"))[kind].take();
     serde_json::from_value(texts).unwrap()
 }
 
 fn annotations() -> impl Strategy<Value = Annotations> {
-    let mut keys = texts("keys");
+    let mut keys = read_texts("keys");
     keys.extend(annotation::TABLE.iter().map(|row| row.key.to_owned()));
-    let value = prop_oneof![4 => select(texts("values")), 1 => list_like_text()];
+    let value = prop_oneof![4 => select(read_texts("values")), 1 => list_like_text()];
     btree_map(select(keys), value, 0..5)
 }
 
@@ -57,10 +57,10 @@ proptest! {
     fn node_copy_and_pod_object_lead_to_the_same_decision(
         start in start(),
     ) {
-        let by_object =
+        let start_by_object =
             Start { has_capability: false, copy: CopyState::Unkept, api_error: None, ..start.clone() };
-        let by_copy = Start { copy: CopyState::Published, ..start };
-        assert_eq!(by_copy.decide(), by_object.decide());
+        let start_by_copy = Start { copy: CopyState::Published, ..start };
+        assert_eq!(start_by_copy.decide(), start_by_object.decide());
     }
 }
 
@@ -84,10 +84,10 @@ fn pods_are_redirected_skipped_or_fail_depending_on_the_input() {
     let meshed = start(&enabled, &["app", "linkerd-proxy"]);
     assert!(matches!(meshed.decide(), Ok(Decision::Redirect(_))));
     assert!(matches!(start(&enabled, &["app"]).decide(), Ok(Decision::Skip(_))));
-    let outage = |start: Start| Start { api_error: Some(API_ERRORS[1]), ..start };
-    assert!(matches!(outage(meshed).decide(), Err(error) if error.failure == API_ERRORS[1]));
+    let with_outage = |start: Start| Start { api_error: Some(API_ERRORS[1]), ..start };
+    assert!(matches!(with_outage(meshed).decide(), Err(error) if error.failure == API_ERRORS[1]));
     assert!(matches!(
-        outage(start(&injected, &["linkerd-proxy"])).decide(),
+        with_outage(start(&injected, &["linkerd-proxy"])).decide(),
         Ok(Decision::Redirect(_))
     ));
 }

@@ -61,24 +61,24 @@ impl Change {
     fn apply(&self, lines: &[String]) -> Vec<String> {
         let mut lines = lines.to_vec();
         let rules: Vec<usize> =
-            (0..lines.len()).filter(|at| lines[*at].starts_with("-A ")).collect();
+            (0..lines.len()).filter(|index| lines[*index].starts_with("-A ")).collect();
         if rules.is_empty() {
             return lines;
         }
         match self {
             Change::Remove(rule) => drop(lines.remove(*rule.get(&rules))),
             Change::SwapWithNext(rule) => {
-                let at = *rule.get(&rules);
-                if at + 1 < lines.len() {
-                    lines.swap(at, at + 1);
+                let index = *rule.get(&rules);
+                if index + 1 < lines.len() {
+                    lines.swap(index, index + 1);
                 }
             }
             Change::Increment(rule, number) => {
                 let line = &mut lines[*rule.get(&rules)];
                 let starts: Vec<usize> = (1..line.len())
-                    .filter(|&at| {
+                    .filter(|&index| {
                         let bytes = line.as_bytes();
-                        bytes[at].is_ascii_digit() && b" ,:".contains(&bytes[at - 1])
+                        bytes[index].is_ascii_digit() && b" ,:".contains(&bytes[index - 1])
                     })
                     .collect();
                 if starts.is_empty() {
@@ -90,9 +90,9 @@ impl Change {
                 line.replace_range(start..start + length, &(value + 1).to_string());
             }
             Change::InsertReturn(rule) => {
-                let at = *rule.get(&rules);
-                let chain = lines[at].split(' ').nth(1).unwrap().to_owned();
-                lines.insert(at, format!("-A {chain} -j RETURN"));
+                let index = *rule.get(&rules);
+                let chain = lines[index].split(' ').nth(1).unwrap().to_owned();
+                lines.insert(index, format!("-A {chain} -j RETURN"));
             }
         }
         lines
@@ -101,7 +101,7 @@ impl Change {
 
 /// Returns all packets whose values lie at the boundaries of the redirect's rules, or next to a
 /// number in the lines.
-fn packets(redirect: &Redirect, lines: &[String], family: Family) -> Vec<Packet> {
+fn packets_at_boundaries(redirect: &Redirect, lines: &[String], family: Family) -> Vec<Packet> {
     let Boundaries {
         mut ports,
         mut uids,
@@ -166,7 +166,7 @@ proptest! {
             let upstream = Rules::read(&lines).unwrap();
             let by_iptables = iptables_rules(&redirect, family, settings.ipv6);
             prop_assert_eq!(difference(&upstream, &by_iptables, family), None, "{:#?}", lines);
-            let native_lines = nf_tables::lines(&messages, family).unwrap();
+            let native_lines = nf_tables::decode_lines(&messages, family).unwrap();
             let native = Rules::read(&native_lines).unwrap();
             prop_assert_eq!(difference(&upstream, &native, family), None, "{:#?}", native_lines);
 
@@ -183,7 +183,7 @@ proptest! {
             let is_treated_differently = |packet: &Packet| {
                 changed.redirected_to(packet.hook, &packet.fields()) != settings.redirected_to(packet)
             };
-            let packets = packets(&redirect, &changed_lines, family);
+            let packets = packets_at_boundaries(&redirect, &changed_lines, family);
             let packet = packets
                 .iter()
                 .find(|packet| packet.family() == family && is_treated_differently(packet));
@@ -250,16 +250,17 @@ fn every_changed_byte_of_an_nf_tables_rule_or_set_is_detected() {
     };
     for redirect in [all_ports, some_ports, few_ports] {
         let messages = transaction(&redirect, &FAMILIES, true);
-        let read = |messages: &[Message]| FAMILIES.map(|family| nf_tables::lines(messages, family));
-        let wanted = read(&messages);
-        assert!(wanted.iter().all(Result::is_ok), "{wanted:?}");
+        let decode =
+            |messages: &[Message]| FAMILIES.map(|family| nf_tables::decode_lines(messages, family));
+        let expected = decode(&messages);
+        assert!(expected.iter().all(Result::is_ok), "{expected:?}");
         for (index, message) in messages.iter().enumerate() {
             if !RULE_AND_SET_MESSAGES.contains(&message.kind) {
                 continue;
             }
             let mut without = messages.clone();
             without.remove(index);
-            assert_ne!(read(&without), wanted, "without {message:?}");
+            assert_ne!(decode(&without), expected, "without {message:?}");
             let bytes = &message.attributes.0;
             // A rule's comment comes last. It has a header of 4 bytes, a type, a length, the text
             // and a NUL.
@@ -267,7 +268,7 @@ fn every_changed_byte_of_an_nf_tables_rule_or_set_is_detected() {
             for offset in 0..comment.map_or(bytes.len(), |comment| comment - 6) {
                 let mut damaged = messages.clone();
                 damaged[index].attributes.0[offset] ^= 1;
-                assert_ne!(read(&damaged), wanted, "byte {offset} of {message:?}");
+                assert_ne!(decode(&damaged), expected, "byte {offset} of {message:?}");
             }
         }
     }
