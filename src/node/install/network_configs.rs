@@ -128,7 +128,9 @@ pub fn install(
     }
     let applied = chaining.apply(&plan, configs, saved, writer);
     let has_chained = applied.writes.iter().any(|write| write.change == Change::Chain);
-    let works_meanwhile = chaining.works_under_contention(configs, &applied.limited);
+    // An entry that is to be removed does not make the node ready.
+    let works_meanwhile =
+        !is_withdrawn && chaining.works_under_contention(configs, &applied.limited);
     outcome.problem = applied.save_error;
     if outcome.problem.is_none() && !has_chained && !works_meanwhile {
         outcome.problem = not_chained;
