@@ -252,7 +252,8 @@ impl Reconciler {
             yielded: yielded.as_ref().map(|yielded| &yielded.entry),
             is_left_to_newer_agent: newer_agent_runs
                 && (self.has_usable_entry(&configs, &observed.saved)
-                    || has_withdrawn_its_chain(node)),
+                    || has_withdrawn_its_chain(node)
+                    || self.withdrawals.has_withdrawn()),
             can_chain,
             is_locked,
             bin_dir: self.bin_dir.check(node, settings.require_network_plugins, &configs),
@@ -264,6 +265,10 @@ impl Reconciler {
             observed.saved,
             &mut self.writer,
         );
+        let is_own_chain = kept.is_none() && can_chain && outcome.problem.is_none();
+        if is_own_chain && yielded.is_none() && chain.withdrawn_for.is_none() {
+            self.withdrawals.remove_outdated_record(node);
+        }
         let mut chain_in_place = None;
         if yielded.is_none() && outcome.is_unchanged() {
             chain_in_place = self.chain_in_place(chain, &configs);

@@ -21,6 +21,8 @@ pub struct Withdrawals {
     /// Digest of the withdrawn chain whose record an earlier pass found, or wrote. If the record is
     /// missing now, somebody has removed it.
     recorded: Option<String>,
+    /// Whether there is a record of another chain.
+    has_outdated_record: bool,
     /// Digest of the withdrawn chain about which this agent has posted an Event.
     reported: Option<String>,
     /// The last problem with the record, which is logged.
@@ -45,9 +47,11 @@ impl Withdrawals {
         };
         let recorded = match withdrawal::read(settings) {
             Ok(recorded) => recorded,
+            // A record that cannot be read is not a record that was removed.
             Err(error) => {
                 self.log_problem(error.to_string());
-                None
+                let withdrawn_for = api.evidence_against(&digest);
+                return OwnChain { digest: Some(digest), withdrawn_for };
             }
         };
         if let Some(recorded) = &recorded
@@ -65,20 +69,33 @@ impl Withdrawals {
             self.recorded = None;
             api.forget_withdrawal();
         }
-        if recorded.is_some() {
-            info!(
-                "the plugin, its directory or the plugin entry has changed since the plugin entry \
-                 was withdrawn, so the plugin is chained again"
-            );
-            if let Err(error) = withdrawal::remove(settings) {
-                self.log_problem(error.to_string());
-            }
-        }
+        self.has_outdated_record = recorded.is_some();
         let evidence = api.evidence_against(&digest);
         if let Some(evidence) = &evidence {
             self.record(settings, api, &digest, evidence);
         }
         OwnChain { digest: Some(digest), withdrawn_for: evidence }
+    }
+
+    /// Removes the record of another chain, once the chain of this agent is in place. Until then the
+    /// record keeps an older agent from putting the withdrawn chain in place again.
+    pub fn remove_outdated_record(&mut self, settings: &NodeSettings) {
+        if !self.has_outdated_record {
+            return;
+        }
+        self.has_outdated_record = false;
+        info!(
+            "the plugin, its directory or the plugin entry has changed since the plugin entry was \
+             withdrawn, so the plugin is chained again"
+        );
+        if let Err(error) = withdrawal::remove(settings) {
+            self.log_problem(error.to_string());
+        }
+    }
+
+    /// Returns whether this agent has found, or written, the record of its own chain.
+    pub fn has_withdrawn(&self) -> bool {
+        self.recorded.is_some()
     }
 
     /// Records a new withdrawal. If that fails, the plugin entry is removed nevertheless, because no
