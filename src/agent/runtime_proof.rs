@@ -209,8 +209,8 @@ impl RuntimeProof {
         Some(Question { pod: self.stuck_pods.take(now)?, chain: chain.clone() })
     }
 
-    /// Records the answer to a question. An answer about an earlier chain has no effect on the state
-    /// of this one.
+    /// Records the answer to a question. An answer about an earlier chain, or about a pod that has
+    /// got its sandbox meanwhile, has no effect on the state of this one.
     pub fn record_answer(&mut self, question: &Question, answer: Answer, now: Instant) {
         match answer {
             Answer::CannotRun(evidence) => {
@@ -218,6 +218,7 @@ impl RuntimeProof {
                 if let Some((chain, state @ ChainState::Provisional)) = &mut self.chain
                     && *chain == question.chain
                     && self.is_in_place
+                    && self.stuck_pods.contains(&question.pod.uid)
                 {
                     *state = ChainState::Withdrawn(evidence);
                 }
@@ -225,9 +226,13 @@ impl RuntimeProof {
             Answer::SaysNothing => self.events_problem = None,
             Answer::Denied(why) => {
                 self.events_problem = Some(why);
+                self.stuck_pods.discount(&question.pod.uid);
                 self.stuck_pods.pause_for_permission(now);
             }
-            Answer::Failed(wait) => self.stuck_pods.pause(now + wait),
+            Answer::Failed(wait) => {
+                self.stuck_pods.discount(&question.pod.uid);
+                self.stuck_pods.pause(now + wait);
+            }
         }
     }
 

@@ -16,7 +16,9 @@ objects! {
         pub reason: String,
         pub message: String,
         pub source: EventSource,
-        /// Time of the newest occurrence. RFC 3339, by the clock of the source.
+        /// Time of the first occurrence. RFC 3339, by the clock of the source.
+        pub first_timestamp: Option<String>,
+        /// Time of the newest occurrence.
         pub last_timestamp: Option<String>,
         /// Time of the first occurrence of an Event that the newer API wrote.
         pub event_time: Option<String>,
@@ -40,14 +42,19 @@ objects! {
 }
 
 impl PodEvent {
-    /// Returns when the Event happened last. `None` if it has no valid time.
-    pub fn happened_last(&self) -> Option<SystemTime> {
-        let texts = [&self.last_timestamp, &self.event_time, &self.series.last_observed_time];
-        let mut newest = None;
+    /// Returns the times at which the Event is known to have happened. Invalid times are left out.
+    pub fn dates(&self) -> Vec<SystemTime> {
+        let texts = [
+            &self.first_timestamp,
+            &self.last_timestamp,
+            &self.event_time,
+            &self.series.last_observed_time,
+        ];
+        let mut dates = Vec::new();
         for text in texts.into_iter().flatten() {
-            newest = newest.max(humantime::parse_rfc3339(text).ok());
+            dates.extend(humantime::parse_rfc3339(text));
         }
-        newest
+        dates
     }
 }
 
@@ -74,25 +81,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_happened_at_the_newest_of_its_times() {
-        let at = |seconds| Some(UNIX_EPOCH + Duration::from_secs(seconds));
+    fn the_dates_of_an_event_are_its_valid_times() {
         for (name, times, expected) in [
-            ("no time", json!({"lastTimestamp": null, "series": null}), None),
-            ("an invalid time", json!({"lastTimestamp": "yesterday"}), None),
-            ("the older API", json!({"lastTimestamp": "1970-01-01T00:00:07Z"}), at(7)),
-            ("the newer API", json!({"eventTime": "1970-01-01T00:00:05.000000Z"}), at(5)),
+            ("no time", json!({"lastTimestamp": null, "series": null}), vec![]),
+            ("an invalid time", json!({"lastTimestamp": "yesterday"}), vec![]),
+            (
+                "the older API",
+                json!({
+                    "firstTimestamp": "1970-01-01T00:00:01Z",
+                    "lastTimestamp": "1970-01-01T00:00:07Z",
+                }),
+                vec![1, 7],
+            ),
+            ("the newer API", json!({"eventTime": "1970-01-01T00:00:05.000000Z"}), vec![5]),
             (
                 "a series of the newer API",
                 json!({
                     "eventTime": "1970-01-01T00:00:05.000000Z",
                     "series": {"lastObservedTime": "1970-01-01T00:00:09.000000Z"},
                 }),
-                at(9),
+                vec![5, 9],
             ),
         ] {
             let event: PodEvent =
                 serde_json::from_value::<Value>(times).and_then(serde_json::from_value).unwrap();
-            assert_eq!(event.happened_last(), expected, "{name}");
+            let expected: Vec<SystemTime> = expected
+                .into_iter()
+                .map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds))
+                .collect();
+            assert_eq!(event.dates(), expected, "{name}");
         }
     }
 }

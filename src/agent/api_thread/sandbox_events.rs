@@ -12,6 +12,7 @@ use crate::agent::runtime_proof::evidence;
 use crate::agent::runtime_proof::{Answer, Chain, ChainState, Question, RuntimeProof};
 use crate::agent::settings::Settings;
 use crate::agent::status_body::RuntimeStatus;
+use crate::kube::FORBIDDEN;
 use crate::kube::connection::Error;
 use crate::kube::pod_events;
 use crate::node::withdrawal::Evidence;
@@ -124,7 +125,8 @@ impl Worker {
             Ok(events) => {
                 self.log_event_list(None);
                 let node = self.api.settings.node_name.as_deref();
-                return match evidence::find(&events, pod, node, question.chain.since) {
+                let since = question.chain.since;
+                return match evidence::find(&events, pod, node, since, SystemTime::now()) {
                     Some(evidence) => Answer::CannotRun(evidence),
                     None => Answer::SaysNothing,
                 };
@@ -132,7 +134,7 @@ impl Worker {
             Err(error) => error,
         };
         match &problem {
-            Error::Client(error) if error.code() == Some(403) => {
+            Error::Client(error) if error.is_status(403, FORBIDDEN) => {
                 Answer::Denied(format!("{DENIED}: {problem}"))
             }
             Error::Client(error) => {

@@ -14,7 +14,7 @@
 //! [`FindInPath`]: https://github.com/containernetworking/cni/blob/v1.3.0/pkg/invoke/find.go#L25-L48
 //! [`pluginErr`]: https://github.com/containernetworking/cni/blob/v1.3.0/pkg/invoke/raw_exec.go
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::SETTLING_TIME;
 use crate::cni::args::PodRef;
@@ -25,8 +25,11 @@ use crate::quote::one_line;
 
 /// Longest text of the runtime that is quoted, in characters.
 const MESSAGE_LIMIT: usize = 200;
-/// Plugins that call the plugins of the network config themselves, and repeat their errors.
-const META_PLUGINS: [&str; 2] = ["multus", "multus-shim"];
+/// Shortest time between two failures that are evidence. One failure may be of a moment in which
+/// another program replaced the plugin. The kubelet tries again after some 10 s.
+const BETWEEN_FAILURES: Duration = Duration::from_secs(5);
+/// Longest time since the newest failure. The runtime may run the plugin by now.
+const NEWEST_AGE: Duration = Duration::from_secs(120);
 /// Why the kernel does not start a program that it will not start at the next attempt either. Other
 /// causes, such as `text file busy` or `cannot allocate memory`, pass.
 const LASTING_CAUSES: [&str; 4] = [
@@ -36,27 +39,45 @@ const LASTING_CAUSES: [&str; 4] = [
     "operation not permitted",
 ];
 
-/// Finds evidence among the `events` of `pod`: an Event of the kubelet of `node`, newer than the
-/// chain. `node` is `None` if the agent does not know the name of its node.
+/// Finds evidence among the `events` of `pod`: Events of the kubelet of `node` that show two
+/// failures, both after the last change of the chain. `node` is `None` if the agent does not know
+/// the name of its node. Times after `now` are ignored: the kubelet has the same clock.
 pub fn find(
     events: &[PodEvent],
     pod: &PodRef,
     node: Option<&str>,
     chained_since: SystemTime,
+    now: SystemTime,
 ) -> Option<Evidence> {
+    let mut oldest: Option<SystemTime> = None;
+    let mut newest: Option<(SystemTime, Evidence)> = None;
     for event in events {
-        let is_newer =
-            event.happened_last().is_some_and(|date| date > chained_since + SETTLING_TIME);
-        if is_newer
-            && is_of_kubelet(event, node)
-            && let Some(error) = plugin_error(event)
-            && let Some(failure) = run_failure(error)
-        {
-            let message = one_line(error).chars().take(MESSAGE_LIMIT).collect();
-            return Some(Evidence { pod: pod.to_string(), failure, message });
+        if !is_of_kubelet(event, node) {
+            continue;
+        }
+        let Some(evidence) = read_evidence(event, pod) else { continue };
+        for date in event.dates() {
+            if date <= chained_since + SETTLING_TIME || date > now {
+                continue;
+            }
+            oldest = Some(oldest.map_or(date, |oldest| oldest.min(date)));
+            if newest.as_ref().is_none_or(|(newest, _)| date > *newest) {
+                newest = Some((date, evidence.clone()));
+            }
         }
     }
-    None
+    let (newest, evidence) = newest?;
+    let is_lasting = newest >= oldest? + BETWEEN_FAILURES;
+    let is_recent = now <= newest + NEWEST_AGE;
+    if is_lasting && is_recent { Some(evidence) } else { None }
+}
+
+/// Returns what the Event shows, if it says that the runtime could not run the plugin.
+fn read_evidence(event: &PodEvent, pod: &PodRef) -> Option<Evidence> {
+    let error = plugin_error(event)?;
+    let failure = run_failure(error)?;
+    let message = one_line(error).chars().take(MESSAGE_LIMIT).collect();
+    Some(Evidence { pod: pod.to_string(), failure, message })
 }
 
 fn is_of_kubelet(event: &PodEvent, node: Option<&str>) -> bool {
@@ -75,21 +96,17 @@ fn plugin_error(event: &PodEvent) -> Option<&str> {
     }
 }
 
-/// Returns the error with which ADD of the plugin failed. `None` if another plugin failed.
+/// Returns the error with which ADD of the plugin failed. `None` if another plugin failed, also if
+/// that plugin quotes an error of this one: Multus repeats without quotes what the pod's author
+/// wrote.
 fn failed_add(message: &str) -> Option<&str> {
-    let mut rest = message;
-    loop {
-        let (_, named) = rest.split_once("plugin type=\"")?;
-        let (name, described) = named.split_once('"')?;
-        let (_, error) = described.split_once(" failed (add): ")?;
-        if name == PLUGIN {
-            return Some(error);
-        }
-        if !META_PLUGINS.contains(&name) {
-            return None;
-        }
-        rest = error;
+    let (_, named) = message.split_once("plugin type=\"")?;
+    let (name, described) = named.split_once('"')?;
+    if name != PLUGIN {
+        return None;
     }
+    let (_, error) = described.split_once(" failed (add): ")?;
+    Some(error)
 }
 
 /// Returns how the runtime failed to run the plugin. `None` if the plugin has run, or may run at
@@ -134,8 +151,14 @@ mod tests {
         serde_json::from_value(event).unwrap()
     }
 
-    fn found(event: PodEvent) -> Option<Evidence> {
-        find(&[event], &pod(), Some("node-1"), UNIX_EPOCH + Duration::from_secs(100))
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    /// Finds evidence in an Event that is repeated after 6 s.
+    fn found(seconds: u64, change: impl Fn(&mut Value)) -> Option<Evidence> {
+        let events = [event(seconds, &change), event(seconds + 6, &change)];
+        find(&events, &pod(), Some("node-1"), at(100), at(120))
     }
 
     #[test]
@@ -152,14 +175,32 @@ mod tests {
             ("no source", 103, |event| event["source"] = Value::Null, false),
         ];
         for (name, seconds, change, expected) in rows {
-            assert_eq!(found(event(seconds, change)).is_some(), expected, "{name}");
+            assert_eq!(found(seconds, change).is_some(), expected, "{name}");
         }
-        let evidence = found(event(103, |_| {})).unwrap();
+        let evidence = found(103, |_| {}).unwrap();
         assert_eq!(evidence.pod, "shop/web");
         assert_eq!(
             evidence.message,
             "failed to find plugin \"linkerd-cni\" in path [/usr/lib/cni]"
         );
+    }
+
+    #[test]
+    fn failures_are_evidence_if_they_last_and_are_recent() {
+        for (name, dates, now, expected) in [
+            ("one failure", vec![103], 120, false),
+            ("two failures of a moment", vec![103, 106], 120, false),
+            ("two failures", vec![103, 108], 120, true),
+            ("one of them before the chain", vec![90, 108], 120, false),
+            ("one of them in the future", vec![103, 130], 120, false),
+            ("long ago", vec![103, 108], 229, false),
+        ] {
+            let events: Vec<_> = dates.into_iter().map(|date| event(date, |_| {})).collect();
+            let evidence = find(&events, &pod(), Some("node-1"), at(100), at(now));
+            assert_eq!(evidence.is_some(), expected, "{name}");
+        }
+        let series = event(108, |event| event["firstTimestamp"] = json!("1970-01-01T00:01:43Z"));
+        assert!(find(&[series], &pod(), Some("node-1"), at(100), at(120)).is_some(), "a series");
     }
 
     /// A row of `evidence.yaml`.
@@ -180,11 +221,11 @@ mod tests {
     #[test]
     fn only_words_of_a_runtime_that_cannot_run_the_plugin_are_evidence() {
         for (name, row) in testkit::table::rows::<Text>(include_str!("evidence.yaml")) {
-            let event = event(103, |event| {
+            let evidence = found(103, |event| {
                 event["reason"] = json!(row.reason);
                 event["message"] = json!(row.message);
             });
-            let failure = found(event).map(|evidence| evidence.failure);
+            let failure = evidence.map(|evidence| evidence.failure);
             assert_eq!(failure, row.failure, "{name}");
         }
     }

@@ -16,9 +16,9 @@ use crate::cni::args::PodRef;
 const PATIENCE: Limits = [Duration::from_secs(5), Duration::from_secs(15)];
 /// First and longest wait after a request for a pod.
 const REPEAT: Limits = [Duration::from_secs(15), Duration::from_secs(300)];
-/// Number of requests for one pod. The last one is sent after 10 minutes or more: a pod that has
-/// not got a sandbox by then waits for something else.
-const MAX_REQUESTS: u32 = 6;
+/// Number of answered requests for one pod. The last one is sent after 45 minutes or more: a pod that
+/// has not got a sandbox by then waits for something else.
+const MAX_REQUESTS: u32 = 20;
 /// Number of requests that a node sends without a pause between them.
 const BURST: u32 = 2;
 /// Time between two requests of a node after such a burst.
@@ -85,6 +85,17 @@ impl StuckPods {
         Some(stuck.pod.clone())
     }
 
+    /// Takes back the last request for a pod, which got no answer.
+    pub fn discount(&mut self, uid: &str) {
+        if let Some(stuck) = self.pods.get_mut(uid) {
+            stuck.requests = stuck.requests.saturating_sub(1);
+        }
+    }
+
+    pub fn contains(&self, uid: &str) -> bool {
+        self.pods.contains_key(uid)
+    }
+
     /// Sends no request before `end`.
     pub fn pause(&mut self, end: Instant) {
         self.rate_limit.exhaust_until(end);
@@ -135,11 +146,11 @@ mod tests {
         assert_eq!(pods.due(), None);
         pods.add(&pod("u-1"), start);
         pods.add(&pod("u-1"), start + Duration::from_secs(4));
-        let sent = requests(&mut pods, start, 3600);
+        let sent = requests(&mut pods, start, 7200);
         assert_eq!(sent.len(), MAX_REQUESTS as usize, "{sent:?}");
         assert!((5..=16).contains(&sent[0]), "{sent:?}");
         assert!(sent[1] - sent[0] >= 9 && sent[5] - sent[4] >= 140, "{sent:?}");
-        pods.restart(start + Duration::from_secs(3600));
+        pods.restart(start + Duration::from_secs(7200));
         assert!(pods.due().is_some());
         pods.remove("u-1");
         assert_eq!(pods.due(), None);

@@ -33,10 +33,14 @@ impl PodEvents {
     fn response(&self) -> Response {
         match self {
             PodEvents::Items(items) => {
-                let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+                let now = SystemTime::now();
+                let first = now - Duration::from_secs(6);
                 let mut items = items.clone();
                 for item in &mut items {
-                    item["lastTimestamp"] = json!(now);
+                    item["firstTimestamp"] =
+                        json!(humantime::format_rfc3339_seconds(first).to_string());
+                    item["lastTimestamp"] =
+                        json!(humantime::format_rfc3339_seconds(now).to_string());
                 }
                 Response::new(200, json!({"kind": "EventList", "metadata": {}, "items": items}))
             }
