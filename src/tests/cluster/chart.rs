@@ -49,15 +49,16 @@ fn install_upgrade_and_uninstall_redirect_pods_and_restore_the_node() {
         ["serviceaccounts/token create linkerd-cni-plugin", "daemonsets.apps get linkerd-cni"];
     let lookup_rights = ["namespaces get", "pods get list watch", "services get kubernetes"];
     let events = "events.events.k8s.io create";
-    let default_rights = [&lookup_rights[..], &[events, "nodes get"]].concat();
+    let default_rights = [&lookup_rights[..], &[events, "events list", "nodes get"]].concat();
     assert_rights("linkerd-cni-plugin", &plugin_rights, &[]);
     assert_rights("linkerd-cni", &default_rights, &own_rights);
 
     let values = "repairController.mode=delete,startupTaint=example.com/cni,logLevel=debug";
     helm.run("upgrade", &["--set", values, "--set=ignoreInboundPorts=9999"]);
-    let repair_rights = [events, "nodes get patch", "pods/eviction create"];
+    let repair_rights = [events, "events list", "nodes get patch", "pods/eviction create"];
+    let all_rights = [&lookup_rights[..], &repair_rights].concat();
     assert_rights("linkerd-cni-plugin", &plugin_rights, &[]);
-    assert_rights("linkerd-cni", &[lookup_rights, repair_rights].concat(), &own_rights);
+    assert_rights("linkerd-cni", &all_rights, &own_rights);
     assert_eq!(node.linkerd_entry()["log_level"], "debug");
     assert_new_pods_skip_port_9999(pods);
 
