@@ -3,9 +3,9 @@
 //!
 //! A chain is provisional until the runtime has shown that it can run the plugin. While the chain is
 //! provisional and a pod of the node gets no sandbox, the agent asks the API server for the Events
-//! of that pod. An Event with the runtime's words that it cannot run the plugin is the evidence for
-//! which the agent takes the plugin entry out again. A pod without sandbox alone is no evidence: it
-//! may wait for a volume or for the primary CNI. Why it is so:
+//! of that pod. If they show twice, in the runtime's words, that it cannot run the plugin, the agent
+//! takes the plugin entry out again. A pod without sandbox alone is no evidence: it may wait for a
+//! volume or for the primary CNI. The reasons are in
 //! `docs/decisions/0014-withdraw-only-on-an-event.md`.
 
 pub mod evidence;

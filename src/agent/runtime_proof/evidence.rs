@@ -1,4 +1,4 @@
-//! Finds the Event with which the container runtime says that it could not run the plugin. Pure.
+//! Finds the Events in which the container runtime says that it could not run the plugin. Pure.
 //!
 //! containerd and CRI-O call plugins with the same library. Its texts, and those that they add:
 //! - `failed to find plugin "linkerd-cni" in path [...]`: [`FindInPath`]
