@@ -140,7 +140,7 @@ impl Scene {
 }
 
 /// Number of cases that [`in_parallel`] runs at a time.
-const CASES_AT_A_TIME: usize = 3;
+const CASES_AT_A_TIME: usize = 8;
 
 /// Runs `test` for all cases, several at a time. The cases spend most of their time waiting.
 pub fn in_parallel<T>(cases: impl IntoIterator<Item = T, IntoIter: Send>, test: impl Fn(T) + Sync) {
