@@ -14,6 +14,8 @@ use testkit::until::until_within;
 
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const CACHE: &str = "/var/lib/cni/results";
+/// Directories of the networks of `host-local`.
+const ALLOCATED: &str = "/var/lib/cni/networks";
 
 /// Returns the name of the runtime without its version.
 fn component() -> String {
@@ -27,9 +29,12 @@ pub fn deletes_from_cache() -> bool {
     component() == "crio"
 }
 
-/// Asserts that the runtime needs the plugin binary to delete a pod: begins to delete a pod while
-/// the binary is missing, and waits for the runtime's error.
+/// Asserts that the runtime needs the plugin binary to delete a pod's network: begins to delete a
+/// pod while the binary is missing, and waits for the runtime's error. CRI-O 1.34 tries again until
+/// the binary is back. CRI-O 1.36 deletes the pod, but not its network, so nobody gives the address
+/// of the pod back to the primary CNI.
 pub fn assert_deletion_needs_binary(node: &Node, name: &str) {
+    let address = field(&format!("pod -n {name} {name}"), ".status.podIP");
     let hidden_binary = Path::new("/opt/cni/linkerd-cni.away");
     fs::rename(BINARY, hidden_binary).unwrap();
     kubectl(&format!("delete pod -n {name} {name} --grace-period=1 --wait=false"));
@@ -38,8 +43,14 @@ pub fn assert_deletion_needs_binary(node: &Node, name: &str) {
         let mut failures = log.lines().filter(|line| line.contains("failed to find plugin"));
         failures.any(|line| line.contains("linkerd-cni"))
     });
-    assert!(has_cached(name));
+    assert!(is_allocated(&address), "{address} of the pod {name}");
     fs::rename(hidden_binary, BINARY).unwrap();
+}
+
+/// Whether the plugin `host-local`, which has a file for each address, has given this one to a pod.
+fn is_allocated(address: &str) -> bool {
+    let networks = fs::read_dir(ALLOCATED).unwrap().flatten();
+    networks.into_iter().any(|network| network.path().join(address).exists())
 }
 
 /// Whether the runtime has cached the result of ADD for a pod in this namespace.
