@@ -30,13 +30,16 @@ pub fn ask(address: &str) -> Result<(), NotReady> {
     if status == 200 {
         return Ok(());
     }
+    Err(NotReady::Unready { address, why: unready_reason(status, &body) })
+}
+
+/// Returns the reason in the body of `/ready`, or the status if the body is empty.
+fn unready_reason(status: u16, body: &str) -> String {
     let body = body.trim();
-    let why = if body.is_empty() {
-        format!("HTTP {status}")
-    } else {
-        body.strip_prefix("not ready: ").unwrap_or(body).to_owned()
-    };
-    Err(NotReady::Unready { address, why })
+    if body.is_empty() {
+        return format!("HTTP {status}");
+    }
+    body.strip_prefix("not ready: ").unwrap_or(body).to_owned()
 }
 
 /// Waits until the agent is ready.

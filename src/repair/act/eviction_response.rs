@@ -45,23 +45,26 @@ pub enum EvictionResponse {
 
 pub fn eviction_response(error: &Error) -> EvictionResponse {
     let Error::Status { code, message, .. } = error else { return EvictionResponse::Failed };
-    if message.contains(SEVERAL_BUDGETS) {
-        let remedy = "leave one PodDisruptionBudget that selects the pod";
-        return EvictionResponse::Refused(format!("{}; {remedy}", message.trim_end_matches('.')));
+    if let Some(refusal) = refusal_by_policy(message) {
+        return EvictionResponse::Refused(refusal);
     }
-    let is_of_admission = message.starts_with(WEBHOOK) || message.contains(ADMISSION_POLICY);
-    if is_of_admission || message.contains(DISRUPTION_BUDGET) {
-        return EvictionResponse::Refused(message.clone());
+    if !error.is_kubernetes_status() {
+        // A proxy in front of the API server responded, which says nothing about the pod.
+        return EvictionResponse::Failed;
     }
     // An eviction also reads and writes the disruption budget, which other clients change and
     // delete. So a 404 or 409 may be about the budget, and then says nothing about the pod.
-    let is_about_budget = message.contains(BUDGETS);
+    let is_about_pod = !message.contains(BUDGETS);
+    if is_about_pod && error.is_status(404, NOT_FOUND) {
+        return EvictionResponse::Gone;
+    }
+    if is_about_pod && error.is_status(409, CONFLICT) {
+        return EvictionResponse::Changed;
+    }
+    if *code == 403 && lacks_permission(message) {
+        return EvictionResponse::NoPermission;
+    }
     match code {
-        // A proxy in front of the API server responded, which says nothing about the pod.
-        _ if !error.is_kubernetes_status() => EvictionResponse::Failed,
-        404 if error.is_status(404, NOT_FOUND) && !is_about_budget => EvictionResponse::Gone,
-        409 if error.is_status(409, CONFLICT) && !is_about_budget => EvictionResponse::Changed,
-        403 if lacks_permission(message) => EvictionResponse::NoPermission,
         // A 404 or 409 that gets here is about a budget.
         401 | 404 | 408 | 409 | 429 => EvictionResponse::Failed,
         400..=499 => EvictionResponse::Refused(message.clone()),
@@ -69,11 +72,27 @@ pub fn eviction_response(error: &Error) -> EvictionResponse {
     }
 }
 
-fn lacks_permission(message: &str) -> bool {
-    match message.strip_prefix("pods \"").and_then(|rest| rest.split_once("\" is forbidden: ")) {
-        Some((_, why)) => why.starts_with(NO_PERMISSION),
-        None => false,
+/// Returns why a disruption budget or admission rejects the eviction. `None` if the message is not
+/// theirs. The message decides, because they respond with several status codes.
+fn refusal_by_policy(message: &str) -> Option<String> {
+    if message.contains(SEVERAL_BUDGETS) {
+        let remedy = "leave one PodDisruptionBudget that selects the pod";
+        return Some(format!("{}; {remedy}", message.trim_end_matches('.')));
     }
+    let is_of_budget = message.contains(DISRUPTION_BUDGET);
+    let is_of_admission = message.starts_with(WEBHOOK) || message.contains(ADMISSION_POLICY);
+    if is_of_budget || is_of_admission {
+        return Some(message.to_owned());
+    }
+    None
+}
+
+/// Whether the message of a 403 says that the account has no permission, such as `pods "web-1" is
+/// forbidden: User "x" cannot create resource "pods/eviction"`.
+fn lacks_permission(message: &str) -> bool {
+    let Some(name_and_reason) = message.strip_prefix("pods \"") else { return false };
+    let Some((_, reason)) = name_and_reason.split_once("\" is forbidden: ") else { return false };
+    reason.starts_with(NO_PERMISSION)
 }
 
 #[cfg(test)]

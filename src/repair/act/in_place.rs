@@ -14,10 +14,16 @@ pub fn install_rules(inspected: &Inspected) -> Result<(), Box<dyn Error>> {
         return Ok(());
     };
     let spec = spec.clone();
-    match inspected.netns.run(NETNS_TIMEOUT, move || install_and_read(&spec))?? {
+    let installed = inspected.netns.run(NETNS_TIMEOUT, move || install_and_read(&spec))??;
+    check_installed(&installed)
+}
+
+/// Fails if rules are missing after the installation, or if that is unknown.
+fn check_installed(rules: &RulesState) -> Result<(), Box<dyn Error>> {
+    match rules {
         RulesState::Complete | RulesState::Drifted(_) => Ok(()),
         RulesState::Missing(_, missing) => {
-            let missing = describe_missing(&missing);
+            let missing = describe_missing(missing);
             Err(format!("redirect rules are still missing after installing them: {missing}").into())
         }
         RulesState::Unreadable => {

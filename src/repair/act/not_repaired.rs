@@ -86,21 +86,34 @@ impl NotRepaired {
         NotRepaired::skip(why, Retry::After(RECHECK))
     }
 
-    /// Counts a failed repair, and returns the text of its log line. Upstream's controller also has
-    /// the metrics of failed deletions, which count only requests to the API server. So a failed
-    /// inspection counts as a repair error, in mode `delete` too.
+    /// Counts a failed repair, and returns the text of its log line.
     pub fn count_failure(&self, mode: RepairMode, metrics: &Metrics) -> &'static str {
-        let (counter, line) = match (mode, self) {
-            (RepairMode::Delete, NotRepaired::Request(error)) if error.is_timeout() => {
-                (&metrics.pods_delete_timeout, "Error deleting pod")
-            }
-            (RepairMode::Delete, NotRepaired::Request(_) | NotRepaired::Connection(_)) => {
-                (&metrics.pods_delete_errors, "Error deleting pod")
-            }
-            _ => (&metrics.repair_errors, "Error repairing pod"),
-        };
-        counter.inc();
-        line
+        if !self.is_failed_deletion(mode) {
+            metrics.repair_errors.inc();
+            return "Error repairing pod";
+        }
+        if self.is_timeout() {
+            metrics.pods_delete_timeout.inc();
+        } else {
+            metrics.pods_delete_errors.inc();
+        }
+        "Error deleting pod"
+    }
+
+    /// Whether the failure counts as a failed deletion. Upstream's controller also has the metrics
+    /// of failed deletions, which count only requests to the API server. So a failed inspection
+    /// counts as a repair error, in mode `delete` too.
+    fn is_failed_deletion(&self, mode: RepairMode) -> bool {
+        let is_failed_request =
+            matches!(self, NotRepaired::Request(_) | NotRepaired::Connection(_));
+        mode == RepairMode::Delete && is_failed_request
+    }
+
+    fn is_timeout(&self) -> bool {
+        match self {
+            NotRepaired::Request(error) => error.is_timeout(),
+            _ => false,
+        }
     }
 }
 
@@ -110,11 +123,12 @@ pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<()
     // The plugin entry excludes pods by namespace and name. In place of a missing entry, an empty
     // one is used: it excludes no pod, so that the containers alone decide.
     let empty = Config::default();
+    let config = config.unwrap_or(&empty);
     let view = match pod.facts.skipped_by_containers {
         Some(reason) => PodView::Skip(reason),
         None => PodView::Incomplete,
     };
-    match verdict(config.unwrap_or(&empty), &pod.found.pod_ref(), view) {
+    match verdict(config, &pod.found.pod_ref(), view) {
         Verdict::NotCalled(_) => Err(no_rules(pod, UNMESHED.to_owned())),
         Verdict::Skipped(reason) => Err(no_rules(pod, skipped_by_plugin(reason))),
         Verdict::Redirected(_)

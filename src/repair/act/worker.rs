@@ -2,7 +2,7 @@
 //! line, metric and Event.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -10,10 +10,9 @@ use nix::unistd::Pid;
 use super::check::{CheckedPod, check};
 use super::not_repaired::{self, COMPLETE, NotRepaired, Retry};
 use super::{delete, in_place};
-use crate::firewall::{RulesState, describe_missing};
+use crate::firewall::describe_missing;
 use crate::kube::connection::Connection;
 use crate::kube::event::Regarding;
-use crate::repair::find::inspect::Inspected;
 use crate::repair::find::netns_lookup::NetnsUnknown;
 use crate::repair::find::stranded::{FoundPod, StrandedPod};
 use crate::repair::pod_events::{REPAIRED_RECENTLY, REPLACE, failing, repair_event};
@@ -84,10 +83,7 @@ impl Worker {
             self.shared.queue.spend_budget(&checked.pod);
         }
         result?;
-        match checked.inspected {
-            Some(Inspected { rules: RulesState::Missing(_, missing), .. }) => Ok(missing),
-            _ => Ok(Vec::new()),
-        }
+        Ok(checked.missing_rules().to_vec())
     }
 
     /// Deletes the pod, installs its rules, or leaves it unchanged, according to the repair mode.
@@ -111,36 +107,38 @@ impl Worker {
 
     /// Counts, logs and reports a pod to which the repair mode was applied.
     fn record_repair(&mut self, pod: &StrandedPod, began: Instant, missing_rules: &[String]) {
-        let metrics = &self.shared.metrics;
-        let line = match self.shared.settings.mode {
+        let mode = self.shared.settings.mode;
+        self.count_repair(pod, began);
+        let line = match mode {
+            RepairMode::Delete => "Deleted pod",
+            RepairMode::InPlace => "Repaired pod in place",
+            RepairMode::Report => "Reported stranded pod",
+        };
+        let missing = describe_missing_rules(missing_rules);
+        let FoundPod { namespace, name, found_by, .. } = &pod.found;
+        tracing::info!(namespace, name, "{line}{missing}");
+        let event = repair_event(mode, *found_by, missing_rules.len());
+        self.shared.publish_event(&mut self.connection, Regarding::from(&pod.found), &event);
+    }
+
+    /// Counts a repair that took from `began` until now, and tells the queue.
+    fn count_repair(&self, pod: &StrandedPod, began: Instant) {
+        let Shared { settings, queue, metrics, .. } = &*self.shared;
+        match settings.mode {
             RepairMode::Delete => {
                 metrics.pods_delete_latency_seconds.observe(began.elapsed().as_secs_f64());
                 metrics.pods_deleted.inc();
-                self.shared.queue.record_repair(pod);
-                "Deleted pod"
+                queue.record_repair(pod);
             }
             RepairMode::InPlace => {
                 metrics.pods_repaired.inc();
-                self.shared.queue.record_repair(pod);
-                "Repaired pod in place"
+                queue.record_repair(pod);
             }
             RepairMode::Report => {
                 metrics.pods_reported.inc();
-                self.shared.queue.record_report_only(pod);
-                "Reported stranded pod"
+                queue.record_report_only(pod);
             }
-        };
-        let missing = match missing_rules {
-            [] => String::new(),
-            missing => {
-                let missing = describe_missing(missing);
-                format!("; missing rules in the format of iptables-save: {missing}")
-            }
-        };
-        let FoundPod { namespace, name, found_by, .. } = &pod.found;
-        tracing::info!(namespace, name, "{line}{missing}");
-        let event = repair_event(self.shared.settings.mode, *found_by, missing_rules.len());
-        self.shared.publish_event(&mut self.connection, Regarding::from(&pod.found), &event);
+        }
     }
 
     /// Records why a pod was not repaired, and decides when to try again.
@@ -148,52 +146,74 @@ impl Worker {
         let FoundPod { namespace, name, .. } = &pod.found;
         match reason {
             NotRepaired::Unneeded(why) => tracing::debug!(namespace, name, "{why}"),
-            NotRepaired::Complete => {
-                tracing::debug!(namespace, name, "{reason}");
-                if self.shared.queue.record_complete(pod) {
-                    self.report_skipped(pod, COMPLETE);
-                }
-            }
-            NotRepaired::Skipped { why, retry } => {
-                // Report before the wait starts. A wait can be as long as the time between two
-                // reports, and this order makes the next report due by the time when the pod is
-                // checked again.
-                self.report_skipped(pod, why);
-                if let Retry::After(wait) = retry {
-                    self.shared.queue.retry(pod, *wait);
-                }
-            }
+            NotRepaired::Complete => self.record_complete(pod, reason),
+            NotRepaired::Skipped { why, retry } => self.record_skipped(pod, why, *retry),
             NotRepaired::NetnsUnknown(NetnsUnknown::MountedLater { at }) => {
-                let net_dir = self.shared.settings.net_dir();
-                let wait = self.shared.restart_policy.wait(*at, &net_dir);
-                self.shared.queue.retry(pod, wait);
-                if wait.is_zero() {
-                    tracing::info!(
-                        namespace,
-                        name,
-                        "Pod is not repaired before a restart: {reason}"
-                    );
-                    self.shared.queue.request_restart();
-                } else {
-                    self.report_skipped(pod, &format!("{reason}; {LATER_RESTART}"));
-                }
+                self.record_hidden_netns(pod, reason, *at);
             }
-            // Try again, because the runtime may cache the result later. But report the pod at
-            // once: if the runtime caches no results, only a person can repair the pod.
             NotRepaired::NetnsUnknown(NetnsUnknown::NoResult) => {
-                self.log_failure(pod, reason);
-                self.shared.queue.retry(pod, Duration::ZERO);
-                self.report_skipped(pod, &format!("{reason}; {REPLACE}"));
+                self.record_missing_result(pod, reason);
             }
             NotRepaired::NetnsUnknown(NetnsUnknown::NoAddress | NetnsUnknown::TooManyAddresses)
             | NotRepaired::Connection(_)
             | NotRepaired::Request(_)
-            | NotRepaired::Failed(_) => {
-                self.log_failure(pod, reason);
-                if self.shared.queue.retry_after_failure(pod) {
-                    self.shared.publish_skip(&mut self.connection, &pod.found, &failing(reason));
-                }
-            }
+            | NotRepaired::Failed(_) => self.record_failure(pod, reason),
+        }
+    }
+
+    /// Records that the pod has all its rules. If its validator keeps failing in spite of the
+    /// rules, reports that.
+    fn record_complete(&mut self, pod: &StrandedPod, reason: &NotRepaired) {
+        let FoundPod { namespace, name, .. } = &pod.found;
+        tracing::debug!(namespace, name, "{reason}");
+        let keeps_failing = self.shared.queue.record_complete(pod);
+        if keeps_failing {
+            self.report_skipped(pod, COMPLETE);
+        }
+    }
+
+    /// Reports why the pod was left unchanged, and lets it wait for its next attempt.
+    fn record_skipped(&mut self, pod: &StrandedPod, why: &str, retry: Retry) {
+        // Report before the wait starts. A wait can be as long as the time between two reports, and
+        // this order makes the next report due by the time when the pod is checked again.
+        self.report_skipped(pod, why);
+        match retry {
+            Retry::After(wait) => self.shared.queue.retry(pod, wait),
+            Retry::WhenFoundAgain => {}
+        }
+    }
+
+    /// Records that the pod's netns file was made at `made`, too late for this process to see the
+    /// netns. Requests a restart if the process may restart now, or else reports the pod.
+    fn record_hidden_netns(&mut self, pod: &StrandedPod, reason: &NotRepaired, made: SystemTime) {
+        let net_dir = self.shared.settings.net_dir();
+        let wait = self.shared.restart_policy.wait(made, &net_dir);
+        self.shared.queue.retry(pod, wait);
+        if !wait.is_zero() {
+            self.report_skipped(pod, &format!("{reason}; {LATER_RESTART}"));
+            return;
+        }
+        let FoundPod { namespace, name, .. } = &pod.found;
+        tracing::info!(namespace, name, "Pod is not repaired before a restart: {reason}");
+        self.shared.queue.request_restart();
+    }
+
+    /// Records that no cached CNI result leads to the pod's netns. The repair is tried again,
+    /// because the runtime may cache the result later. But the pod is reported at once: if the
+    /// runtime caches no results, only a person can repair the pod.
+    fn record_missing_result(&mut self, pod: &StrandedPod, reason: &NotRepaired) {
+        self.log_failure(pod, reason);
+        self.shared.queue.retry(pod, Duration::ZERO);
+        self.report_skipped(pod, &format!("{reason}; {REPLACE}"));
+    }
+
+    /// Records a failed request or inspection, and reports the pod once its repair has failed for
+    /// some time.
+    fn record_failure(&mut self, pod: &StrandedPod, reason: &NotRepaired) {
+        self.log_failure(pod, reason);
+        let is_report_due = self.shared.queue.retry_after_failure(pod);
+        if is_report_due {
+            self.shared.publish_skip(&mut self.connection, &pod.found, &failing(reason));
         }
     }
 
@@ -212,6 +232,14 @@ impl Worker {
     }
 }
 
+/// Returns the end of a log line, which names the missing rules. Empty if there are none.
+fn describe_missing_rules(missing: &[String]) -> String {
+    if missing.is_empty() {
+        return String::new();
+    }
+    format!("; missing rules in the format of iptables-save: {}", describe_missing(missing))
+}
+
 /// Ends the process by sending SIGTERM to itself. The kubelet then starts the container again, with
 /// the netns mounts that the node has at that time.
 fn restart() {
@@ -221,12 +249,17 @@ fn restart() {
     }
 }
 
-/// Whether an attempt may have changed the pod, so that it counts against the repair budget. A
-/// rejected request changed nothing, but a request without a response may have been carried out.
+/// Whether an attempt may have changed the pod, so that it counts against the repair budget.
 fn may_have_changed_pod(result: &Result<(), NotRepaired>) -> bool {
-    match result {
-        Err(NotRepaired::Skipped { .. } | NotRepaired::Unneeded(_)) => false,
-        Err(NotRepaired::Request(error)) => error.code().is_none(),
-        _ => true,
+    let Err(reason) = result else { return true };
+    match reason {
+        NotRepaired::Skipped { .. } | NotRepaired::Unneeded(_) => false,
+        // A rejected request changed nothing, but a request without a response may have been
+        // carried out.
+        NotRepaired::Request(error) => error.code().is_none(),
+        NotRepaired::Complete
+        | NotRepaired::NetnsUnknown(_)
+        | NotRepaired::Connection(_)
+        | NotRepaired::Failed(_) => true,
     }
 }
