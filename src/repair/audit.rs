@@ -55,19 +55,12 @@ struct RunningPod {
 
 impl FromPod for AuditedPod {
     fn from_pod(object: Pod) -> Option<Self> {
-        if let Some(pod) = StrandedPod::from_object(&object, FoundBy::Audit) {
-            let facts = object_facts(object).ok()?;
-            return Some(AuditedPod::Running(Box::new(RunningPod { pod, facts })));
+        if is_starting(&object) {
+            return Some(AuditedPod::Starting(PodRef::from(&object.metadata)));
         }
-        if !is_starting(&object) {
-            return None;
-        }
-        let metadata = object.metadata;
-        Some(AuditedPod::Starting(PodRef {
-            namespace: metadata.namespace,
-            name: metadata.name,
-            uid: metadata.uid,
-        }))
+        let pod = StrandedPod::from_object(&object, FoundBy::Audit)?;
+        let facts = object_facts(object).ok()?;
+        Some(AuditedPod::Running(Box::new(RunningPod { pod, facts })))
     }
 }
 
@@ -85,7 +78,7 @@ pub fn first_wait(settings: &Settings) -> Option<Duration> {
         return in_period;
     }
     let after_start = between(FIRST_AUDIT[0], FIRST_AUDIT[1]);
-    Some(in_period.map_or(after_start, |wait| wait.min(after_start)))
+    Some(shorter(in_period, after_start))
 }
 
 /// Returns the time to the next audit; `None`: no more audits. Periods vary by up to a tenth.
@@ -100,7 +93,15 @@ fn next_wait(
         return in_period;
     }
     let repetition = backoff.next_delay();
-    Some(in_period.map_or(repetition, |wait| wait.min(repetition)))
+    Some(shorter(in_period, repetition))
+}
+
+/// Returns the shorter of two waits. `in_period` is `None` without periodic audits.
+fn shorter(in_period: Option<Duration>, wait: Duration) -> Duration {
+    match in_period {
+        Some(in_period) => in_period.min(wait),
+        None => wait,
+    }
 }
 
 pub struct Auditor {
@@ -121,19 +122,22 @@ impl Auditor {
     /// Audits after `wait`, and then once in each period of the settings. Without a period, audits
     /// until each pod is known to have its rules: if an audit could not judge a pod, or if the
     /// pod's repair failed, only another audit finds the pod again.
-    pub fn run(mut self, wait: Duration) {
+    pub fn run(mut self, mut wait: Duration) {
         let period = self.shared.settings.audit_period();
         let mut backoff = Backoff::spread(REPETITIONS);
-        let mut next = Some(wait);
         if period.is_none() {
             self.prepare_audit_after_start();
         }
-        while let Some(wait) = next {
+        loop {
             thread::sleep(wait);
             if period.is_none() {
                 self.prepare_audit_after_start();
             }
-            next = next_wait(period, self.audit(), &mut backoff);
+            let is_each_pod_complete = self.audit();
+            match next_wait(period, is_each_pod_complete, &mut backoff) {
+                Some(next) => wait = next,
+                None => return,
+            }
         }
     }
 

@@ -62,7 +62,8 @@ impl Findings {
         match rules {
             RulesState::Unreadable => self.unreadable.push(pod.found),
             RulesState::Missing(_, missing) => {
-                let (netns, missing) = (netns.path().display(), describe_missing(&missing));
+                let netns = netns.path().display();
+                let missing = describe_missing(&missing);
                 tracing::info!(namespace, name, %netns, "Pod lacks redirect rules: {missing}");
                 self.damaged.push(pod);
             }
@@ -75,9 +76,7 @@ impl Findings {
     }
 
     /// Adds a failed inspection. In an audit after the start, a netns that was mounted too late for
-    /// this container to see is no error. If the netns is older than the plugin, the pod is
-    /// counted, since a restart is needed to audit it. Otherwise the plugin has installed the
-    /// rules, and the pod is left out.
+    /// this container to see is no error.
     fn add_error(
         &mut self,
         pod: FoundPod,
@@ -87,12 +86,7 @@ impl Findings {
         if let InspectError::Netns(NetnsUnknown::MountedLater { at }) = error
             && let Some(since) = plugin_works_since
         {
-            if *at < since {
-                self.not_shown += 1;
-            } else {
-                let FoundPod { namespace, name, .. } = &pod;
-                tracing::debug!(namespace, name, "Pod is not audited: it started by the plugin");
-            }
+            self.add_hidden(&pod, *at, since);
             return;
         }
         let why = match error {
@@ -100,6 +94,17 @@ impl Findings {
             _ => error.to_string(),
         };
         self.errors.push(PodError { pod, why });
+    }
+
+    /// Counts a pod whose netns, made at `made`, is older than the plugin, because a restart is
+    /// needed to audit the pod. Leaves out any other pod: the plugin has installed its rules.
+    fn add_hidden(&mut self, pod: &FoundPod, made: SystemTime, plugin_works_since: SystemTime) {
+        if made < plugin_works_since {
+            self.not_shown += 1;
+            return;
+        }
+        let FoundPod { namespace, name, .. } = pod;
+        tracing::debug!(namespace, name, "Pod is not audited: it started by the plugin");
     }
 
     /// Returns the pods whose rules are unknown, each with the reason.
@@ -118,7 +123,9 @@ impl Findings {
         self.damaged.is_empty()
             && self.unreadable.is_empty()
             && self.errors.is_empty()
-            && [self.not_listed, self.not_shown, self.starting] == [0; 3]
+            && self.not_listed == 0
+            && self.not_shown == 0
+            && self.starting == 0
     }
 }
 

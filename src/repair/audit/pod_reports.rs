@@ -63,8 +63,10 @@ impl PodReports {
         let mut earlier = std::mem::take(&mut self.pods);
         let mut due = Vec::new();
         for (pod, why) in found {
-            let known = earlier.remove(&pod.uid);
-            let mut times = known.unwrap_or_else(|| ReportTimes::begin(now));
+            let mut times = match earlier.remove(&pod.uid) {
+                Some(times) => times,
+                None => ReportTimes::begin(now),
+            };
             if times.record(self.grace, now) {
                 due.push((pod, why));
             }

@@ -51,10 +51,11 @@ impl AuditReporter {
     /// Counts and reports the findings, and queues the damaged pods unless they are too many.
     pub fn conclude(&mut self, connection: &mut Connection, findings: &Findings, now: Instant) {
         let suspension = suspension(self.shared.settings.mode, findings);
+        let is_suspended = suspension.is_some();
         // Suspend evictions before the reports, which take requests: meanwhile the worker would
         // evict pods that earlier audits queued.
-        self.shared.queue.suspend_audit_repairs(suspension.is_some());
-        if suspension.is_none() {
+        self.shared.queue.suspend_audit_repairs(is_suspended);
+        if !is_suspended {
             for pod in &findings.damaged {
                 self.shared.enqueue(pod.clone());
             }
@@ -62,26 +63,23 @@ impl AuditReporter {
         log_gaps(findings);
         self.count(findings);
         self.end_failure(connection);
-        self.end_pod_reports(connection, findings);
+        self.end_unknown_reports(connection, findings);
+        self.end_damage_reports(connection, findings);
         self.report_unknown(connection, findings, now);
         self.report_drift(connection, findings.drifted);
-        self.report_suspension(connection, suspension, now);
-        if suspension.is_some() {
-            self.report_held_back(connection, findings, now);
-        } else {
-            self.held_back = PodReports::after(Duration::ZERO);
+        match suspension {
+            Some(mostly_damaged) => {
+                self.report_suspension(connection, mostly_damaged, now);
+                self.report_held_back(connection, findings, now);
+            }
+            None => self.end_suspension(connection),
         }
         self.end_earlier_reports(connection, findings);
         if findings.not_shown > 0 {
-            tracing::info!(
-                "{} pods are not audited before a restart: their network namespaces were mounted \
-                 after this container had started",
-                findings.not_shown
-            );
-            self.shared.queue.request_restart();
+            self.request_restart(findings.not_shown);
         }
         let metrics = &self.shared.metrics;
-        metrics.audit_repairs_suspended.set(suspension.is_some().into());
+        metrics.audit_repairs_suspended.set(is_suspended.into());
         metrics.audits.inc();
     }
 
@@ -114,22 +112,24 @@ impl AuditReporter {
     /// publishes another one that ends the report.
     fn end_failure(&mut self, connection: &mut Connection) {
         self.shared.metrics.audits_failing.set(0);
-        if let Some(times) = self.failing.take()
-            && times.is_reported()
-        {
+        let Some(times) = self.failing.take() else { return };
+        if times.is_reported() {
             let note = "The pods of this node are audited again".to_owned();
             self.publish(connection, EventType::Normal, RULES_UNKNOWN, note);
         }
     }
 
-    /// Publishes the Events that end earlier reports: on pods whose rules were unknown and are
-    /// known now, and on pods that were held back or that the worker left unrepaired, and that have
-    /// all their rules now. If the worker repairs a pod, it publishes an Event that ends the
-    /// report.
-    fn end_pod_reports(&self, connection: &mut Connection, findings: &Findings) {
+    /// Publishes an Event on each pod whose rules were reported as unknown and are known now.
+    fn end_unknown_reports(&self, connection: &mut Connection, findings: &Findings) {
         for pod in self.unknown.ended(findings.judged()) {
             self.shared.publish_event(connection, Regarding::from(pod), &known_event());
         }
+    }
+
+    /// Publishes an Event on each pod that was held back or that the worker left unrepaired, and
+    /// that has all its rules now. If the worker repairs a pod, it publishes an Event that ends the
+    /// report.
+    fn end_damage_reports(&self, connection: &mut Connection, findings: &Findings) {
         for pod in &findings.complete {
             let was_left_by_worker = self.shared.queue.end_report(pod);
             if was_left_by_worker || self.held_back.is_reported(pod) {
@@ -138,27 +138,28 @@ impl AuditReporter {
         }
     }
 
-    /// Ends the reports of earlier controllers, once an audit shows that each of their reasons has
-    /// ended or was reported again: no pod lacks rules, and each pod whose rules are unknown has
-    /// been reported by this controller.
+    /// Ends the reports of earlier controllers, once none of them is needed any more.
     ///
     /// A report may be of a controller that has restarted since, and no longer knows of the report.
     /// Listing Events would need a permission to read those of all tenants.
     fn end_earlier_reports(&mut self, connection: &mut Connection, findings: &Findings) {
-        let is_each_pod_seen = findings.not_listed == 0 && findings.not_shown == 0;
-        let is_each_unknown_reported =
-            findings.unknown().all(|(pod, _)| self.unknown.is_reported(pod));
-        if self.has_ended_earlier_reports
-            || !findings.damaged.is_empty()
-            || !is_each_pod_seen
-            || !is_each_unknown_reported
-        {
+        if self.has_ended_earlier_reports || !self.replaces_earlier_reports(findings) {
             return;
         }
         self.has_ended_earlier_reports = true;
         let date = self.shared.settings.started_at();
         let node = Regarding::node(&self.shared.settings.node);
         self.shared.publish_event_dated(connection, node, &audited_event(), Some(date));
+    }
+
+    /// Whether the audit shows that the reason of each earlier report has ended or was reported
+    /// again: no pod lacks rules, and each pod whose rules are unknown has been reported by this
+    /// controller.
+    fn replaces_earlier_reports(&self, findings: &Findings) -> bool {
+        let is_each_pod_seen = findings.not_listed == 0 && findings.not_shown == 0;
+        let is_each_unknown_reported =
+            findings.unknown().all(|(pod, _)| self.unknown.is_reported(pod));
+        findings.damaged.is_empty() && is_each_pod_seen && is_each_unknown_reported
     }
 
     /// Publishes an Event on each pod whose rules have been unknown for [`FAILURE_GRACE`], and
@@ -196,21 +197,14 @@ impl AuditReporter {
         self.had_drift = drifted > 0;
     }
 
-    /// Logs that evictions are suspended. Publishes an Event on the node about that, and another
-    /// one when the suspension ends.
+    /// Logs that evictions are suspended, and publishes an Event on the node about that.
     fn report_suspension(
         &mut self,
         connection: &mut Connection,
-        suspension: Option<MostlyDamaged>,
+        mostly_damaged: MostlyDamaged,
         now: Instant,
     ) {
-        let Some(MostlyDamaged { damaged, compared }) = suspension else {
-            if self.suspended.take().is_some() {
-                let note = "Audits evict damaged pods of this node again".to_owned();
-                self.publish(connection, EventType::Normal, REPAIRS_SUSPENDED, note);
-            }
-            return;
-        };
+        let MostlyDamaged { damaged, compared } = mostly_damaged;
         let note = format!(
             "{damaged} of {compared} audited pods have missing or changed redirect rules; the \
              audit repairs none while these are more than half; check that the CNI plugin works on \
@@ -221,6 +215,25 @@ impl AuditReporter {
         if times.record(Duration::ZERO, now) {
             self.publish(connection, EventType::Warning, REPAIRS_SUSPENDED, note);
         }
+    }
+
+    /// Records that evictions go on, and forgets the pods that were held back. If evictions were
+    /// suspended, publishes an Event on the node that ends the report.
+    fn end_suspension(&mut self, connection: &mut Connection) {
+        if self.suspended.take().is_some() {
+            let note = "Audits evict damaged pods of this node again".to_owned();
+            self.publish(connection, EventType::Normal, REPAIRS_SUSPENDED, note);
+        }
+        self.held_back = PodReports::after(Duration::ZERO);
+    }
+
+    /// Requests a restart, without which this number of pods cannot be audited.
+    fn request_restart(&self, not_shown: usize) {
+        tracing::info!(
+            "{not_shown} pods are not audited before a restart: their network namespaces were \
+             mounted after this container had started"
+        );
+        self.shared.queue.request_restart();
     }
 
     /// Publishes an Event on the node.
@@ -240,8 +253,9 @@ impl AuditReporter {
 /// Logs how many pods could not be audited, and why. Errors take one line for each audit, with the
 /// first error, because an invalid setting causes the same error for every pod.
 fn log_gaps(findings: &Findings) {
-    if let Some(PodError { pod: FoundPod { namespace, name, .. }, why }) = findings.errors.first() {
-        let (err, pods) = (format!("{namespace}/{name}: {why}"), findings.errors.len());
+    if let Some(PodError { pod, why }) = findings.errors.first() {
+        let err = format!("{}/{}: {why}", pod.namespace, pod.name);
+        let pods = findings.errors.len();
         tracing::warn!(err, "Cannot audit {pods} pods; err is the first error");
     }
     if findings.not_listed > 0 {

@@ -36,9 +36,10 @@ pub fn suspension(mode: RepairMode, findings: &Findings) -> Option<MostlyDamaged
 
 fn is_damage_in_one_of_several_namespaces(findings: &Findings) -> bool {
     let Some(first) = findings.damaged.first() else { return false };
-    let first = &first.found.namespace;
-    findings.damaged.iter().all(|pod| pod.found.namespace == *first)
-        && findings.complete.iter().any(|pod| pod.namespace != *first)
+    let namespace = &first.found.namespace;
+    let has_all_damage = findings.damaged.iter().all(|pod| pod.found.namespace == *namespace);
+    let is_only_namespace = findings.complete.iter().all(|pod| pod.namespace == *namespace);
+    has_all_damage && !is_only_namespace
 }
 
 #[cfg(test)]
