@@ -45,6 +45,15 @@ pub struct Inspected {
     pub rules: RulesState,
 }
 
+/// The rules that the plugin would install in a pod today.
+enum TodaysRules {
+    /// The plugin installs no rules in the pod.
+    NoRules,
+    Known(Box<RuleSpec>),
+    /// The rules cannot be determined, for this reason.
+    Unknown(Box<dyn Error>),
+}
+
 /// Inspects pods. Reads the runtime's cache and each API object only once, so a new inspector is
 /// needed for each audit or repair.
 pub struct Inspector {
@@ -73,36 +82,54 @@ impl Inspector {
     ) -> Result<Option<Inspected>, InspectError> {
         // The containers decide whether the pod is meshed, not the annotations, which `kubectl
         // debug --copy-to` does not copy.
-        let Decision::Redirect(known) = facts else { return Ok(None) };
+        let Decision::Redirect(facts) = facts else { return Ok(None) };
         let name = pod.found.pod_ref();
         // Check the name first: if it decides, no other object has to be read.
         if self.is_skipped_by_name(&name) {
             return Ok(None);
         }
         let netns = self.netns_lookup.find(pod)?;
-        let verdict = match complete_facts(&known, &name.namespace, &mut self.objects) {
-            Ok(facts) => verdict(&self.config, &name, PodView::Complete(&facts)),
+        let rules = match self.todays_rules(&name, &facts)? {
+            TodaysRules::NoRules => return Ok(None),
+            TodaysRules::Known(today) => read_rules(&netns, Some(*today))?,
+            TodaysRules::Unknown(problem) => {
+                let rules = read_rules(&netns, None)?;
+                // Without today's rules, each pod whose netns has no marker is reported as
+                // unreadable. The cause is then not the netns but the problem.
+                if rules == RulesState::Unreadable {
+                    return Err(problem.into());
+                }
+                rules
+            }
+        };
+        Ok(Some(Inspected { netns, rules }))
+    }
+
+    /// Determines which rules the plugin would install in a pod with these facts. Fails for a pod
+    /// whose sandbox ignores rules, because no rules redirect its traffic.
+    fn todays_rules(
+        &mut self,
+        pod: &PodRef,
+        facts: &ObjectFacts,
+    ) -> Result<TodaysRules, InspectError> {
+        let verdict = match complete_facts(facts, &pod.namespace, &mut self.objects) {
+            Ok(facts) => verdict(&self.config, pod, PodView::Complete(&facts)),
             Err(error) => Verdict::Failed(error),
         };
-        let (today, problem) = match verdict {
-            Verdict::NotCalled(_) | Verdict::Skipped(_) => return Ok(None),
+        match verdict {
+            Verdict::NotCalled(_) | Verdict::Skipped(_) => Ok(TodaysRules::NoRules),
             // ADD refuses a pod that shares the proxy's user, but the pod may have started before
             // ADD refused such pods. So its rules are compared as well.
             Verdict::Redirected(today)
-            | Verdict::Refused(Refusal::SharedProxyUser { .. }, today) => (Some(today), None),
-            Verdict::Refused(sandbox @ Refusal::Sandbox { .. }, _) => {
-                return Err(undetermined(&sandbox.error()).into());
+            | Verdict::Refused(Refusal::SharedProxyUser { .. }, today) => {
+                let spec = firewall::rule_spec(today.redirect, today.ipv6);
+                Ok(TodaysRules::Known(Box::new(spec)))
             }
-            Verdict::Failed(error) => (None, Some(undetermined(&error))),
-            Verdict::Undecided(why) => (None, Some(why.into())),
-        };
-        let today = today.map(|resolved| firewall::rule_spec(resolved.redirect, resolved.ipv6));
-        let rules = read_rules(&netns, today)?;
-        match problem {
-            // Without today's rules, each pod whose netns has no marker is reported as unreadable.
-            // The cause is then not the netns but the problem, so the problem is the error.
-            Some(problem) if rules == RulesState::Unreadable => Err(problem.into()),
-            _ => Ok(Some(Inspected { netns, rules })),
+            Verdict::Refused(sandbox @ Refusal::Sandbox { .. }, _) => {
+                Err(undetermined(&sandbox.error()).into())
+            }
+            Verdict::Failed(error) => Ok(TodaysRules::Unknown(undetermined(&error))),
+            Verdict::Undecided(why) => Ok(TodaysRules::Unknown(why.into())),
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -57,12 +58,10 @@ impl NetnsLookup {
         let results_dir = settings.mount_prefix.join(RESULTS_DIR);
         let mut by_pod: HashMap<String, Vec<PathBuf>> = HashMap::new();
         for entry in fs::read_dir(results_dir).into_iter().flatten().flatten() {
-            if let Ok((text, _)) = files::read(&entry.path())
-                && let Some((pod, netns)) = cached_add(&text)
-                && let Some(name) = Path::new(&netns).file_name()
-            {
-                by_pod.entry(pod).or_default().push(netns_dir.join(name));
-            }
+            let Ok((text, _)) = files::read(&entry.path()) else { continue };
+            let Some((pod, netns)) = cached_add(&text) else { continue };
+            let Some(name) = Path::new(&netns).file_name() else { continue };
+            by_pod.entry(pod).or_default().push(netns_dir.join(name));
         }
         NetnsLookup { by_pod, started: settings.started_at() }
     }
@@ -73,26 +72,13 @@ impl NetnsLookup {
         let address = pod.facts.address.ok_or(NetnsUnknown::NoAddress)?;
         let mut unknown = NetnsUnknown::NoResult;
         for path in self.paths(pod) {
-            let netns = match Netns::open(path) {
-                Ok(netns) => netns,
-                Err(error) => {
-                    tracing::debug!("{error}");
-                    continue;
-                }
-            };
-            // The controller's own netns is no pod's, even if the pod's status names its address.
-            if netns.is_current() {
-                continue;
-            }
+            let Some(netns) = open_netns_of_pod(path) else { continue };
             if let Some(at) = self.mounted_later(&netns) {
                 unknown = NetnsUnknown::MountedLater { at };
                 continue;
             }
-            match netns.run(LIST_ADDRESSES_TIMEOUT, link::addresses) {
-                Ok(Ok(addresses)) if addresses.contains(&address) => return Ok(netns),
-                Ok(Err(Errno::EFBIG)) => return Err(NetnsUnknown::TooManyAddresses),
-                Ok(_) => {}
-                Err(error) => tracing::debug!("{error}"),
+            if has_address(&netns, address)? {
+                return Ok(netns);
             }
         }
         Err(unknown)
@@ -119,37 +105,79 @@ impl NetnsLookup {
     }
 }
 
+/// Opens a netns that may be a pod's. The controller's own netns is no pod's, even if the pod's
+/// status names its address.
+fn open_netns_of_pod(path: &Path) -> Option<Netns> {
+    let netns = match Netns::open(path) {
+        Ok(netns) => netns,
+        Err(error) => {
+            tracing::debug!("{error}");
+            return None;
+        }
+    };
+    if netns.is_current() {
+        return None;
+    }
+    Some(netns)
+}
+
+/// Returns whether the netns has the address. A netns whose addresses cannot be listed does not
+/// count as having it. Fails only if the netns has too many addresses.
+fn has_address(netns: &Netns, address: IpAddr) -> Result<bool, NetnsUnknown> {
+    match netns.run(LIST_ADDRESSES_TIMEOUT, link::addresses) {
+        Ok(Ok(addresses)) => Ok(addresses.contains(&address)),
+        Ok(Err(Errno::EFBIG)) => Err(NetnsUnknown::TooManyAddresses),
+        Ok(Err(_)) => Ok(false),
+        Err(error) => {
+            tracing::debug!("{error}");
+            Ok(false)
+        }
+    }
+}
+
 /// Returns the pod's key in [`NetnsLookup::by_pod`] and the host's path of its netns, from the text
 /// of a file that libcni writes for the result of one ADD (`cachedInfo` in
 /// <https://github.com/containernetworking/cni/blob/main/libcni/api.go>).
 fn cached_add(text: &[u8]) -> Option<(String, String)> {
     let cached: Value = serde_json::from_slice(text).ok()?;
-    let args = cached["cniArgs"].as_array()?;
-    let pod = match argument(args, "K8S_POD_UID") {
-        Some(uid) if !uid.is_empty() => uid.to_owned(),
-        _ => {
-            let namespace = argument(args, "K8S_POD_NAMESPACE")?;
-            format!("{namespace}/{}", argument(args, "K8S_POD_NAME")?)
-        }
-    };
-    let netns = match non_empty(&cached["netns"]) {
-        Some(netns) => netns,
-        // Results of older libcni versions have no `netns`.
-        None => {
-            let interfaces = cached["result"]["interfaces"].as_array()?;
-            interfaces.iter().find_map(|interface| non_empty(&interface["sandbox"]))?
-        }
-    };
+    let pod = pod_key(cached["cniArgs"].as_array()?)?;
+    let netns = netns_path(&cached)?;
     Some((pod, netns.to_owned()))
+}
+
+/// Returns the pod's UID, or `namespace/name` if the runtime did not pass the UID.
+fn pod_key(args: &[Value]) -> Option<String> {
+    if let Some(uid) = argument(args, "K8S_POD_UID")
+        && !uid.is_empty()
+    {
+        return Some(uid.to_owned());
+    }
+    let namespace = argument(args, "K8S_POD_NAMESPACE")?;
+    let name = argument(args, "K8S_POD_NAME")?;
+    Some(format!("{namespace}/{name}"))
+}
+
+fn netns_path(cached: &Value) -> Option<&str> {
+    if let Some(netns) = non_empty(&cached["netns"]) {
+        return Some(netns);
+    }
+    // Results of older libcni versions have no `netns`.
+    let interfaces = cached["result"]["interfaces"].as_array()?;
+    interfaces.iter().find_map(|interface| non_empty(&interface["sandbox"]))
 }
 
 /// Returns the value of `name` in these pairs of name and value.
 fn argument<'v>(args: &'v [Value], name: &str) -> Option<&'v str> {
-    args.iter().find(|arg| arg[0] == name)?[1].as_str()
+    let pair = args.iter().find(|pair| pair[0] == name)?;
+    pair[1].as_str()
 }
 
 fn non_empty(value: &Value) -> Option<&str> {
-    value.as_str().filter(|text| !text.is_empty())
+    let text = value.as_str()?;
+    if text.is_empty() {
+        return None;
+    }
+    Some(text)
 }
 
 #[cfg(test)]

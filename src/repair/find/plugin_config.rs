@@ -37,12 +37,17 @@ pub fn read(net_dir: &Path) -> Result<Config, Box<dyn Error>> {
 pub fn written_at(net_dir: &Path) -> Option<SystemTime> {
     let scanned = net_dir::scan(net_dir, KUBECONFIG).ok()?;
     let active = plan::called_config(&scanned)?;
-    active.plugin_entry()?;
-    fs::metadata(net_dir.join(&active.name)).ok()?.modified().ok()
+    let has_entry = active.plugin_entry().is_some();
+    if !has_entry {
+        return None;
+    }
+    let metadata = fs::metadata(net_dir.join(&active.name)).ok()?;
+    metadata.modified().ok()
 }
 
 fn entry_object(file: &ConfigFile) -> Option<Object> {
-    serde_json::from_str(file.plugin_entry()?.text).ok()
+    let entry = file.plugin_entry()?;
+    serde_json::from_str(entry.text).ok()
 }
 
 fn unreadable(why: impl Display) -> Box<dyn Error> {

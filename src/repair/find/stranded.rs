@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use crate::cni::args::PodRef;
 use crate::kube::pod_list::FromPod;
-use crate::kube::types::{Pod, STATIC_POD_UID};
+use crate::kube::types::{ContainerStatus, Metadata, OwnerReference, Pod, STATIC_POD_UID};
 use crate::pod::containers::VALIDATOR;
 use crate::pod::mesh::{self, is_meshed};
 use crate::pod::skip::{SkipReason, skipped_by_annotations};
@@ -120,28 +120,44 @@ impl FoundPod {
 
 fn repair_facts(pod: &Pod) -> RepairFacts {
     let metadata = &pod.metadata;
-    let owners = &metadata.owner_references;
-    let controller = owners.iter().find(|owner| owner.controller);
     RepairFacts {
-        owner_key: match controller.or(owners.first()) {
-            Some(owner) => owner.uid.clone(),
-            None => format!("{}/{}", metadata.namespace, metadata.name),
-        },
-        after_deletion: match controller {
-            None => AfterDeletion::Gone,
-            Some(owner) if owner.kind == "Node" => AfterDeletion::KeepsRunning,
-            Some(_) => AfterDeletion::Replaced,
-        },
+        owner_key: owner_key(metadata),
+        after_deletion: after_deletion(metadata),
         created: metadata.creation_timestamp.clone(),
-        skipped_by_annotations: if is_injected(pod) {
-            None
-        } else {
-            skipped_by_annotations(&metadata.annotations)
-        },
+        skipped_by_annotations: replacement_skipped_by_annotations(pod),
         skipped_by_containers: mesh::skip_reason(pod),
         address: pod.status.ips.iter().find_map(|ip| ip.ip.parse().ok()),
         static_uid: metadata.annotations.get(STATIC_POD_UID).cloned(),
     }
+}
+
+fn controller(metadata: &Metadata) -> Option<&OwnerReference> {
+    metadata.owner_references.iter().find(|owner| owner.controller)
+}
+
+/// Returns [`RepairFacts::owner_key`].
+fn owner_key(metadata: &Metadata) -> String {
+    match controller(metadata).or(metadata.owner_references.first()) {
+        Some(owner) => owner.uid.clone(),
+        None => format!("{}/{}", metadata.namespace, metadata.name),
+    }
+}
+
+fn after_deletion(metadata: &Metadata) -> AfterDeletion {
+    let Some(controller) = controller(metadata) else { return AfterDeletion::Gone };
+    let is_static_pod = controller.kind == "Node";
+    if is_static_pod {
+        return AfterDeletion::KeepsRunning;
+    }
+    AfterDeletion::Replaced
+}
+
+/// Returns [`RepairFacts::skipped_by_annotations`].
+fn replacement_skipped_by_annotations(pod: &Pod) -> Option<SkipReason> {
+    if is_injected(pod) {
+        return None;
+    }
+    skipped_by_annotations(&pod.metadata.annotations)
 }
 
 impl FromPod for StrandedPod {
@@ -169,26 +185,32 @@ pub fn is_starting(pod: &Pod) -> bool {
 /// Whether at least one container of the pod runs. The phase of a pod stays `Pending` as long as
 /// one of its containers cannot start.
 fn runs(pod: &Pod) -> bool {
-    let status = &pod.status;
-    let mut containers = status.container_statuses.iter();
-    status.phase == "Running" || containers.any(|container| container.state.running.is_some())
+    if pod.status.phase == "Running" {
+        return true;
+    }
+    let mut containers = pod.status.container_statuses.iter();
+    containers.any(|container| container.state.running.is_some())
 }
 
 /// Whether the validator's newest run exited with [`NOT_REDIRECTED`].
-///
-/// After the newest run has exited, its exit code is in `state`. While the validator waits for a
-/// restart or runs again, the exit code is in `lastState`. After a success, `ready` stays true even
-/// when the kubelet has removed the exited container.
 fn is_validator_failed(pod: &Pod) -> bool {
     let mut containers = pod.status.init_container_statuses.iter();
     let Some(validator) = containers.find(|container| container.name == VALIDATOR) else {
         return false;
     };
-    let last_exit = validator.state.terminated.as_ref();
-    match last_exit.or(validator.last_state.terminated.as_ref()) {
-        Some(exit) => !validator.ready && exit.exit_code == NOT_REDIRECTED,
-        None => false,
+    // After a success, `ready` stays true even when the kubelet has removed the exited container.
+    if validator.ready {
+        return false;
     }
+    last_exit_code(validator) == Some(NOT_REDIRECTED)
+}
+
+/// Returns the exit code of a container's newest run. After the run has exited, its exit code is in
+/// `state`. While the container waits for a restart or runs again, the exit code is in `lastState`.
+fn last_exit_code(status: &ContainerStatus) -> Option<i32> {
+    let ContainerStatus { state, last_state, .. } = status;
+    let exit = state.terminated.as_ref().or(last_state.terminated.as_ref())?;
+    Some(exit.exit_code)
 }
 
 #[cfg(test)]
