@@ -83,22 +83,15 @@ impl Queue {
             if state.is_restart_due && !state.has_repairable_pod(Instant::now()) {
                 return Next::Restart;
             }
-            let wait = match state.first_in_turn(Instant::now()) {
-                None => Duration::MAX,
-                Some((index, Turn::Now)) => return Next::Check(state.take(index)),
-                Some((_, Turn::AskAgent)) => return Next::AskAgent,
-                Some((index, Turn::UntilNextAudit)) => {
-                    let queued = &mut state.pods[index];
-                    queued.is_waiting = false;
-                    let FoundPod { namespace, name, .. } = &queued.pod.found;
-                    tracing::debug!(
-                        namespace,
-                        name,
-                        "Ignoring pod: repairs of audited pods are suspended"
-                    );
-                    continue;
-                }
-                Some((_, Turn::Wait(reason, wait))) => {
+            let Some((index, turn)) = state.first_in_turn(Instant::now()) else {
+                state = self.wait_for_change(state, Duration::MAX);
+                continue;
+            };
+            match turn {
+                Turn::Now => return Next::Check(state.take(index)),
+                Turn::AskAgent => return Next::AskAgent,
+                Turn::UntilNextAudit => state.leave_to_next_audit(index),
+                Turn::Wait(reason, wait) => {
                     if reason == WaitReason::Budget && !is_budget_logged {
                         is_budget_logged = true;
                         tracing::info!(
@@ -106,12 +99,21 @@ impl Queue {
                              {wait:.0?}"
                         );
                     }
-                    wait
+                    state = self.wait_for_change(state, wait);
                 }
-            };
-            let waited = self.changed.wait_timeout(state, wait);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
         }
+    }
+
+    /// Unlocks the state until it changes, or for `longest_wait`.
+    fn wait_for_change<'q>(
+        &self,
+        state: MutexGuard<'q, State>,
+        longest_wait: Duration,
+    ) -> MutexGuard<'q, State> {
+        let waited = self.changed.wait_timeout(state, longest_wait);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state
     }
 
     /// Requests a restart of the process. The restart follows once no waiting pod can be repaired
@@ -200,13 +202,8 @@ impl Queue {
     /// reported that the pod is left unchanged, so that the report has to be ended.
     pub fn end_report(&self, pod: &FoundPod) -> bool {
         let mut state = self.lock();
-        let is_pod = |queued: &&mut QueuedPod| {
-            queued.pod.found.found_by == FoundBy::Audit && queued.pod.found.uid == pod.uid
-        };
-        match state.pods.iter_mut().find(is_pod) {
-            Some(queued) => queued.attempts.end(Instant::now()),
-            None => false,
-        }
+        let Some(index) = state.position(FoundBy::Audit, &pod.uid) else { return false };
+        state.pods[index].attempts.end(Instant::now())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -215,21 +212,21 @@ impl Queue {
 }
 
 impl State {
-    fn position(&self, pod: &StrandedPod) -> Option<usize> {
+    fn position(&self, found_by: FoundBy, uid: &str) -> Option<usize> {
         self.pods.iter().position(|queued| {
-            let FoundPod { found_by, uid, .. } = &queued.pod.found;
-            *found_by == pod.found.found_by && *uid == pod.found.uid
+            let found = &queued.pod.found;
+            found.found_by == found_by && found.uid == uid
         })
     }
 
     fn attempts(&mut self, pod: &StrandedPod) -> Option<&mut Attempts> {
-        let index = self.position(pod)?;
+        let index = self.position(pod.found.found_by, &pod.found.uid)?;
         Some(&mut self.pods[index].attempts)
     }
 
     /// Lets a pod with a failed validator wait for another attempt. Returns its attempts.
     fn queue_again(&mut self, pod: &StrandedPod) -> Option<&mut Attempts> {
-        let index = self.position(pod)?;
+        let index = self.position(pod.found.found_by, &pod.found.uid)?;
         let queued = &mut self.pods[index];
         if pod.found.found_by == FoundBy::Validator {
             queued.is_waiting = true;
@@ -240,24 +237,40 @@ impl State {
     /// Does the work of [`Queue::push`]. If the queue is full, first forgets the pods that do not
     /// wait.
     fn push(&mut self, pod: StrandedPod, now: Instant) -> bool {
-        if self.pods.len() >= MAX_PODS {
+        if self.is_full() {
             self.pods.retain(|queued| queued.is_waiting);
         }
-        let Some(index) = self.position(&pod) else {
-            if self.pods.len() >= MAX_PODS {
-                return false;
+        match self.position(pod.found.found_by, &pod.found.uid) {
+            Some(index) => {
+                self.push_again(index, pod);
+                true
             }
-            let attempts = Attempts::none(now);
-            self.pods.push(QueuedPod { pod, is_waiting: true, attempts });
-            return true;
-        };
+            None => self.push_new(pod, now),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.pods.len() >= MAX_PODS
+    }
+
+    fn push_new(&mut self, pod: StrandedPod, now: Instant) -> bool {
+        if self.is_full() {
+            return false;
+        }
+        let attempts = Attempts::none(now);
+        self.pods.push(QueuedPod { pod, is_waiting: true, attempts });
+        true
+    }
+
+    /// Replaces the pod at `index` by its new version. A waiting pod keeps its place. Any other pod
+    /// is queued at the end.
+    fn push_again(&mut self, index: usize, pod: StrandedPod) {
         if self.pods[index].is_waiting {
             self.pods[index].pod = pod;
-        } else {
-            let QueuedPod { attempts, .. } = self.pods.remove(index);
-            self.pods.push(QueuedPod { pod, is_waiting: true, attempts });
+            return;
         }
-        true
+        let QueuedPod { attempts, .. } = self.pods.remove(index);
+        self.pods.push(QueuedPod { pod, is_waiting: true, attempts });
     }
 
     /// Returns the waiting pod whose turn comes first, and its turn. If the turns of several pods
@@ -295,6 +308,14 @@ impl State {
             }
         }
         false
+    }
+
+    /// Lets the pod no longer wait, until an audit queues it again.
+    fn leave_to_next_audit(&mut self, index: usize) {
+        let queued = &mut self.pods[index];
+        queued.is_waiting = false;
+        let FoundPod { namespace, name, .. } = &queued.pod.found;
+        tracing::debug!(namespace, name, "Ignoring pod: repairs of audited pods are suspended");
     }
 
     fn take(&mut self, index: usize) -> StrandedPod {

@@ -96,6 +96,11 @@ impl Turns {
         if !for_budget.is_zero() {
             return Turn::Wait(WaitReason::Budget, for_budget);
         }
+        self.turn_by_agent(now)
+    }
+
+    /// Returns the turn of a pod that waits only for the agent.
+    fn turn_by_agent(&self, now: Instant) -> Turn {
         match self.agent {
             Agent::Unchecked => Turn::Now,
             Agent::Ready { valid_until } if now < valid_until => Turn::Now,
@@ -130,9 +135,12 @@ impl Turns {
     pub fn record_agent(&mut self, is_ready: bool, now: Instant) -> bool {
         let was_paused = matches!(self.agent, Agent::NotReady { .. });
         let valid_until = now + ASK_INTERVAL;
-        self.agent =
-            if is_ready { Agent::Ready { valid_until } } else { Agent::NotReady { valid_until } };
-        !is_ready && !was_paused
+        if is_ready {
+            self.agent = Agent::Ready { valid_until };
+            return false;
+        }
+        self.agent = Agent::NotReady { valid_until };
+        !was_paused
     }
 
     /// Suspends the repairs of pods that audits found, or lets them continue.

@@ -38,12 +38,10 @@ impl RepairBudget {
                 of_namespace.push(repair.at);
             }
         }
-        let share = self.repairs_per_minute.div_ceil(2);
-        wait_below(&of_node, self.repairs_per_minute, now).max(wait_below(
-            &of_namespace,
-            share,
-            now,
-        ))
+        let share_of_namespace = self.repairs_per_minute.div_ceil(2);
+        let wait_for_node = wait_below(&of_node, self.repairs_per_minute, now);
+        let wait_for_namespace = wait_below(&of_namespace, share_of_namespace, now);
+        wait_for_node.max(wait_for_namespace)
     }
 
     /// Returns the number of repairs in `namespace` in the last 60 s.
@@ -66,10 +64,11 @@ impl RepairBudget {
 
 /// Returns the time until fewer than `limit` of these repairs, oldest first, are in the window.
 fn wait_below(repairs: &[Instant], limit: usize, now: Instant) -> Duration {
-    match repairs.len().checked_sub(limit) {
-        Some(last_to_leave) => (repairs[last_to_leave] + WINDOW) - now,
-        None => Duration::ZERO,
+    if repairs.len() < limit {
+        return Duration::ZERO;
     }
+    let last_to_leave = repairs[repairs.len() - limit];
+    (last_to_leave + WINDOW) - now
 }
 
 #[cfg(test)]

@@ -55,10 +55,20 @@ struct Repair {
 }
 
 impl Repair {
-    /// Whether the pod, of the same owner, was created after the last deletion.
-    fn has_replacement(&self, pod: &StrandedPod) -> bool {
+    /// Whether the pod, of the same owner, was created after the last deletion, so that it replaces
+    /// the deleted pod.
+    fn is_replaced_by(&self, pod: &StrandedPod) -> bool {
         let created = &pod.facts.created;
         *created >= self.date && *created > self.youngest
+    }
+
+    /// Returns how long pods are held after the pod, of the same owner, was deleted, too: twice as
+    /// long if the pod shows that the last deletion did not help.
+    fn hold_after_deletion(&self, pod: &StrandedPod) -> Duration {
+        if !self.is_replaced_by(pod) {
+            return self.hold;
+        }
+        (2 * self.hold).min(LONGEST_HOLD)
     }
 }
 
@@ -70,11 +80,14 @@ impl Holds {
     /// Returns how long the pod is still held at `now`. `None` if it is not held.
     pub fn wait(&self, pod: &StrandedPod, now: Instant) -> Option<Duration> {
         let repair = self.repairs.get(&self.key(pod))?;
-        if self.deletes_pods && !repair.has_replacement(pod) {
+        if self.deletes_pods && !repair.is_replaced_by(pod) {
             return None;
         }
         let end = repair.since + repair.hold;
-        if now < end { Some(end - now) } else { None }
+        if now >= end {
+            return None;
+        }
+        Some(end - now)
     }
 
     /// Records a repair at `now`, which is `date` by the node's clock. From then on, the pod is
@@ -82,22 +95,19 @@ impl Holds {
     pub fn record(&mut self, pod: &StrandedPod, now: Instant, date: SystemTime) {
         self.repairs.retain(|_, repair| now.duration_since(repair.since) < REMEMBERED);
         let key = self.key(pod);
-        let (hold, youngest) = match self.repairs.remove(&key) {
-            None => (HOLD, pod.facts.created.clone()),
-            Some(last) => {
-                let is_replacement = self.deletes_pods && last.has_replacement(pod);
-                let hold =
-                    if is_replacement { (2 * last.hold).min(LONGEST_HOLD) } else { last.hold };
-                (hold, last.youngest.max(pod.facts.created.clone()))
-            }
-        };
+        let mut hold = HOLD;
+        let mut youngest = pod.facts.created.clone();
+        if let Some(last) = self.repairs.remove(&key) {
+            hold = if self.deletes_pods { last.hold_after_deletion(pod) } else { last.hold };
+            youngest = youngest.max(last.youngest);
+        }
         let date = humantime::format_rfc3339_seconds(date).to_string();
         self.repairs.insert(key, Repair { since: now, hold, date, youngest });
     }
 
     fn key(&self, pod: &StrandedPod) -> Key {
-        let id = if self.deletes_pods { &pod.facts.owner_key } else { &pod.found.uid };
-        (pod.found.namespace.clone(), id.clone())
+        let pod_or_owner = if self.deletes_pods { &pod.facts.owner_key } else { &pod.found.uid };
+        (pod.found.namespace.clone(), pod_or_owner.clone())
     }
 }
 
