@@ -32,6 +32,23 @@ enum PublishError {
     Request(#[from] kube::Error),
 }
 
+impl PublishError {
+    fn is_timeout(&self) -> bool {
+        match self {
+            PublishError::Request(error) => error.is_timeout(),
+            PublishError::Connection(_) => false,
+        }
+    }
+
+    /// Whether the API server rejects the Event whenever it is posted.
+    fn is_rejection(&self) -> bool {
+        match self {
+            PublishError::Request(error) => event::is_rejected(error),
+            PublishError::Connection(_) => false,
+        }
+    }
+}
+
 /// An Event that is posted until the API server has accepted or rejected it.
 struct WaitingEvent {
     object: EventObject,
@@ -57,9 +74,13 @@ impl EventObject {
 }
 
 impl From<Regarding<'_>> for EventObject {
-    fn from(Regarding { kind, namespace, name, uid }: Regarding<'_>) -> EventObject {
-        let [namespace, name, uid] = [namespace, name, uid].map(str::to_owned);
-        EventObject { kind, namespace, name, uid }
+    fn from(regarding: Regarding<'_>) -> EventObject {
+        EventObject {
+            kind: regarding.kind,
+            namespace: regarding.namespace.to_owned(),
+            name: regarding.name.to_owned(),
+            uid: regarding.uid.to_owned(),
+        }
     }
 }
 
@@ -79,9 +100,10 @@ impl Outbox {
 
     /// Waits until there is an Event to post again.
     fn wait_for_event(&self) {
-        let waiting = self.lock();
-        let is_empty = |waiting: &mut VecDeque<WaitingEvent>| waiting.is_empty();
-        drop(self.added.wait_while(waiting, is_empty).unwrap_or_else(PoisonError::into_inner));
+        let mut waiting = self.lock();
+        while waiting.is_empty() {
+            waiting = self.added.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }
 
@@ -126,13 +148,14 @@ impl Shared {
             date,
             since: Instant::now(),
         };
-        if !self.post(connection, &event) {
-            if waiting.len() >= MAX_WAITING {
-                waiting.pop_front();
-            }
-            waiting.push_back(event);
-            self.outbox.added.notify_all();
+        if self.post(connection, &event) {
+            return;
         }
+        if waiting.len() >= MAX_WAITING {
+            waiting.pop_front();
+        }
+        waiting.push_back(event);
+        self.outbox.added.notify_all();
     }
 
     /// Posts the waiting Events again until the process exits.
@@ -166,22 +189,27 @@ impl Shared {
     /// the API server has accepted the Event, or rejects it whenever it is posted.
     fn post(&self, connection: &mut Connection, event: &WaitingEvent) -> bool {
         let began = Instant::now();
-        let error = match self.try_to_post(connection, event) {
+        match self.try_to_post(connection, event) {
             Ok(()) => {
                 let took = began.elapsed().as_secs_f64();
                 self.metrics.events_publish_latency_seconds.observe(took);
-                return true;
+                true
             }
-            Err(error) => error,
-        };
-        if matches!(&error, PublishError::Request(error) if error.is_timeout()) {
+            Err(error) => {
+                self.record_failed_publication(event, &error);
+                error.is_rejection()
+            }
+        }
+    }
+
+    fn record_failed_publication(&self, event: &WaitingEvent, error: &PublishError) {
+        if error.is_timeout() {
             self.metrics.events_publish_timeouts.inc();
         } else {
             self.metrics.events_publish_errors.inc();
         }
         let EventObject { namespace, name, .. } = &event.object;
         tracing::warn!(err = %error, namespace, name, "Error publishing event");
-        matches!(&error, PublishError::Request(error) if event::is_rejected(error))
     }
 
     fn try_to_post(

@@ -44,27 +44,34 @@ pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of thi
 /// rules, 0 if unknown. The Event does not name the rules, whose text depends on the backend: the
 /// log has them. The note about a deleted pod has upstream's words.
 pub fn repair_event(mode: RepairMode, found_by: FoundBy, missing: usize) -> EventContent {
-    let (kind, action, note) = match mode {
-        RepairMode::Delete => {
-            let note = "Deleting pod to create a new one with proper CNI config";
-            (EventType::Normal, "Deleting", note.to_owned())
-        }
-        RepairMode::InPlace => {
-            let note = "Installed the redirect rules in the pod's network namespace";
-            (EventType::Normal, "Repairing", note.to_owned())
-        }
-        RepairMode::Report => {
-            let note =
-                "The pod's traffic is not redirected to its proxy; delete the pod to replace it";
-            (EventType::Warning, "Reporting", note.to_owned())
-        }
+    let (kind, action, what) = match mode {
+        RepairMode::Delete => (
+            EventType::Normal,
+            "Deleting",
+            "Deleting pod to create a new one with proper CNI config",
+        ),
+        RepairMode::InPlace => (
+            EventType::Normal,
+            "Repairing",
+            "Installed the redirect rules in the pod's network namespace",
+        ),
+        RepairMode::Report => (
+            EventType::Warning,
+            "Reporting",
+            "The pod's traffic is not redirected to its proxy; delete the pod to replace it",
+        ),
     };
-    let missing = match missing {
+    let note = format!("{what}{}", describe_missing_count(missing));
+    EventContent { kind, reason: event_reason(found_by), action, note }
+}
+
+/// Returns the end of a note, which says how many rules were missing. Empty if that is unknown.
+fn describe_missing_count(missing: usize) -> String {
+    match missing {
         0 => String::new(),
         1 => "; 1 redirect rule was missing".to_owned(),
         count => format!("; {count} redirect rules were missing"),
-    };
-    EventContent { kind, reason: event_reason(found_by), action, note: note + &missing }
+    }
 }
 
 /// Returns the Event on a pod that is left unchanged.

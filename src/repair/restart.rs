@@ -63,7 +63,9 @@ fn plugin_works_since(written: SystemTime, now: SystemTime) -> SystemTime {
 /// own. This also bounds the restarts for a netns file with a wrong date, such as one in the
 /// future, which each new process finds again.
 fn wait(made: SystemTime, plugin_works_since: Option<SystemTime>, age: Duration) -> Duration {
-    if plugin_works_since.is_some_and(|since| made < since) {
+    if let Some(since) = plugin_works_since
+        && made < since
+    {
         return Duration::ZERO;
     }
     FREE_RESTART.saturating_sub(age)
