@@ -49,9 +49,8 @@ pub fn check_installed_chart(
     end: Deadline,
 ) -> Vec<Check> {
     let found = get_optional::<Value>(api, &daemonset_path(namespace, DAEMONSET));
-    let is_missing =
-        matches!(found, Ok(None)) && matches!(facts::daemonsets(api).as_deref(), Ok([]));
-    if is_missing && facts::control_plane_uses_cni(api, linkerd_namespace) == Some(false) {
+    let is_missing = matches!(found, Ok(None));
+    if is_missing && !is_needed(api, linkerd_namespace) {
         let unused = "not installed, and not needed: cniEnabled of the control plane is false";
         return vec![Check::new(CHART, "daemonset", unused, Ok(()))];
     }
@@ -71,9 +70,22 @@ pub fn check_installed_chart(
     checks
 }
 
+/// Whether the cluster needs the plugin: if a DaemonSet is installed in another namespace, unless
+/// the control plane does without the plugin. True if that is unknown.
+fn is_needed(api: &dyn Api, linkerd_namespace: &str) -> bool {
+    let Ok(daemonsets) = facts::daemonsets(api) else { return true };
+    if !daemonsets.is_empty() {
+        return true;
+    }
+    facts::control_plane_uses_cni(api, linkerd_namespace).unwrap_or(true)
+}
+
 /// Checks the objects of the chart, and the rollout of its DaemonSet.
 fn check_chart(api: &dyn Api, namespace: &str, daemonset: &Value, facts: &Facts) -> Vec<Check> {
-    let has_pods = facts.agents.as_ref().is_ok_and(|agents| !agents.is_empty());
+    let has_pods = match &facts.agents {
+        Ok(agents) => !agents.is_empty(),
+        Err(_) => false,
+    };
     let entry = "linkerd-cni-config ConfigMap has a valid plugin entry";
     let mut checks = vec![
         pre::check_pod_security(api, CHART, namespace, has_pods),
@@ -100,11 +112,12 @@ fn check_objects(api: &dyn Api, namespace: &str, daemonset: &Value) -> Vec<Check
     }
     // Upstream's chart has neither the variable nor these objects.
     if let Some(plugin) = agent_variable(daemonset, "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT") {
+        let role = "linkerd-cni-agent";
         let roles = format!("{RBAC}/namespaces/{namespace}/roles");
         let bindings = format!("{RBAC}/namespaces/{namespace}/rolebindings");
         checks.push(check_object(api, "ServiceAccount", namespace, plugin, &accounts));
-        checks.push(check_object(api, "Role", namespace, "linkerd-cni-agent", &roles));
-        checks.push(check_object(api, "RoleBinding", namespace, "linkerd-cni-agent", &bindings));
+        checks.push(check_object(api, "Role", namespace, role, &roles));
+        checks.push(check_object(api, "RoleBinding", namespace, role, &bindings));
     }
     checks
 }

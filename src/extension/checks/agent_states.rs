@@ -32,15 +32,7 @@ impl<'a> AgentStates<'a> {
                 unknown_agents.push(format!("{}: its agent does not report {keys}", agent.node()));
             }
         }
-        let unread_count = agents.len() - bodies.len();
-        if agents.is_empty() {
-            unknown_agents.push("no agent runs".to_owned());
-        } else if unread_count > 0 {
-            unknown_agents.push(format!(
-                "{unread_count} of {} agents, whose /status was not read",
-                agents.len()
-            ));
-        }
+        unknown_agents.extend(describe_unread_agents(agents.len(), bodies.len()));
         AgentStates { bodies, unknown_agents }
     }
 
@@ -85,4 +77,16 @@ impl<'a> AgentStates<'a> {
         let unknown = [self.collect_texts(unknown_of), self.unknown_agents.clone()].concat();
         severity.fail_if_any_or_unknown(summary, &self.collect_texts(problems_of), &unknown)
     }
+}
+
+/// Returns how many agents have a `/status` that was not read. `None` if all were read.
+fn describe_unread_agents(agents: usize, read: usize) -> Option<String> {
+    if agents == 0 {
+        return Some("no agent runs".to_owned());
+    }
+    let unread = agents - read;
+    if unread == 0 {
+        return None;
+    }
+    Some(format!("{unread} of {agents} agents, whose /status was not read"))
 }

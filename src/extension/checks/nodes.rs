@@ -40,7 +40,8 @@ fn check_nodes_ready(facts: &Facts, placement: &Placement) -> CheckResult {
     let mut without_network = Vec::new();
     let mut unknown = Vec::new();
     for node in nodes {
-        if exclusion(placement, &node.scheduled).is_some() {
+        let is_in_scope = exclusion(placement, &node.scheduled).is_none();
+        if !is_in_scope {
             continue;
         }
         match node.state() {
@@ -59,27 +60,23 @@ fn check_nodes_ready(facts: &Facts, placement: &Placement) -> CheckResult {
     Severity::Error.fail_if_any_or_unknown(summary, &without_network, &unknown)
 }
 
+/// Nodes without an agent, each with the reason where there is one.
+#[derive(Default)]
+struct NodesWithoutAgent {
+    /// Ready nodes in the DaemonSet's scope, which should have an agent.
+    missing: Vec<String>,
+    /// Nodes that are not ready, where no agent can start.
+    unknown: Vec<String>,
+    /// Nodes whose taints keep the agent away.
+    tainted: Vec<String>,
+}
+
 /// Fails, and lists the nodes that lack an agent. Warns of nodes whose taints keep the agent away.
 fn check_placement(facts: &Facts, placement: &Placement) -> CheckResult {
     let nodes = require_readable(&facts.nodes, "the nodes")?;
     let agents = require_readable(&facts.agents, "the agents' pods")?;
-    let mut missing = Vec::new();
-    let mut unknown = Vec::new();
-    let mut tainted = Vec::new();
-    for node in nodes {
-        let name = node.name();
-        if agents.iter().any(|agent| agent.node() == name) {
-            continue;
-        }
-        match exclusion(placement, &node.scheduled) {
-            None if node.state() == NodeState::Ready => missing.push(name.to_owned()),
-            None => unknown.push(format!("{name}: the node is not ready")),
-            Some(Exclusion::Tainted(reason)) => tainted.push(format!("{name}: {reason}")),
-            // The chart's user has chosen the node selector, for example to leave out Windows
-            // nodes, so a node that the selector excludes is not reported.
-            Some(Exclusion::NotSelected(_)) => {}
-        }
-    }
+    let without_agent = find_nodes_without_agent(nodes, agents, placement);
+    let NodesWithoutAgent { missing, unknown, tainted } = without_agent;
     let cause = match find_daemonset_event(&facts.events) {
         Some(event) => format!(" ({})", event_text(event)),
         None => String::new(),
@@ -91,6 +88,35 @@ fn check_placement(facts: &Facts, placement: &Placement) -> CheckResult {
         "nodes out of the DaemonSet's scope, where meshed pods start without redirect rules",
         &tainted,
     )
+}
+
+/// Returns the nodes without an agent. The chart's user has chosen the node selector, for example
+/// to leave out Windows nodes, so nodes that the selector excludes are left out.
+fn find_nodes_without_agent(
+    nodes: &[ClusterNode],
+    agents: &[Agent],
+    placement: &Placement,
+) -> NodesWithoutAgent {
+    let mut found = NodesWithoutAgent::default();
+    for node in nodes {
+        let name = node.name();
+        let has_agent = agents.iter().any(|agent| agent.node() == name);
+        if has_agent {
+            continue;
+        }
+        match exclusion(placement, &node.scheduled) {
+            Some(Exclusion::NotSelected(_)) => {}
+            Some(Exclusion::Tainted(reason)) => found.tainted.push(format!("{name}: {reason}")),
+            None => {
+                if node.state() == NodeState::Ready {
+                    found.missing.push(name.to_owned());
+                } else {
+                    found.unknown.push(format!("{name}: the node is not ready"));
+                }
+            }
+        }
+    }
+    found
 }
 
 /// Returns the newest Event on the DaemonSet.
@@ -111,9 +137,14 @@ fn check_agents_ready(facts: &Facts) -> CheckResult {
     for agent in agents {
         let Some(reason) = agent.unready_reason(&facts.events) else { continue };
         let reason = with_node_and_pod(agent, &reason);
-        match nodes.get(agent.node()) {
-            Some(node) if node.state() != NodeState::Ready => unknown.push(reason),
-            Some(_) | None => reasons.push(reason),
+        let is_node_unready = match nodes.get(agent.node()) {
+            Some(node) => node.state() != NodeState::Ready,
+            None => false,
+        };
+        if is_node_unready {
+            unknown.push(reason);
+        } else {
+            reasons.push(reason);
         }
     }
     Severity::Pending.fail_if_any_or_unknown("agents that are not ready", &reasons, &unknown)

@@ -40,38 +40,26 @@ struct PodFindings {
 pub fn checks(api: &dyn Api, daemonset: &Value, facts: &Facts) -> Vec<Check> {
     let states = AgentStates::new(facts);
     let findings = read_pods(api, facts);
-    let shared = check_bypass_count(
-        &states,
-        Reason::ProxyUser,
-        "pods with a container that bypasses the proxy; linkerd cni bypass names them",
-    );
-    let ipv6 = check_bypass_count(
-        &states,
-        Reason::Ipv6,
-        "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart \
-         and in the control plane, and restart the pods",
-    );
     let compared = "a repair controller compares the redirect rules of running pods";
     let all_redirected = "no validator and no audit finds a meshed pod without redirect rules";
     let not_shared = "no container is known to run as the proxy's user";
     let all_families = "all IP families of the cluster are redirected";
     let mut checks = vec![
-        Check::new(
-            PODS,
-            "pod-network",
-            "no pod waits for its network",
-            sandboxes::check_sandboxes(api),
-        ),
-        Check::new(PODS, "audits", compared, check_audited(facts)),
-        Check::new(PODS, "stranded", all_redirected, check_redirected(&findings)),
-        Check::new(PODS, "proxy-user", not_shared, shared),
-        Check::new(PODS, "ipv6", all_families, ipv6),
+        check("pod-network", "no pod waits for its network", sandboxes::check_sandboxes(api)),
+        check("audits", compared, check_audited(facts)),
+        check("stranded", all_redirected, check_redirected(&findings)),
+        check("proxy-user", not_shared, check_proxy_users(&states)),
+        check("ipv6", all_families, check_ipv6(&states)),
     ];
     if is_called_by_multus(daemonset) {
         let called = "Multus calls the plugin for all meshed pods";
-        checks.push(Check::new(PODS, "multus", called, check_attached(&findings)));
+        checks.push(check("multus", called, check_attached(&findings)));
     }
     checks
+}
+
+fn check(hint: &'static str, description: &str, result: CheckResult) -> Check {
+    Check::new(PODS, hint, description, result)
 }
 
 /// Reads all pods, whatever their labels, because only the containers show whether a pod is meshed.
@@ -135,7 +123,10 @@ fn pod_name(pod: &Pod) -> String {
 /// Names a pod that needs redirect rules, but for which Multus does not call the plugin.
 fn name_unattached_pod(pod: &Pod) -> Option<String> {
     let needs_rules = is_meshed(pod) && !pod.spec.host_network;
-    if needs_rules && !is_attached(pod) { Some(pod_name(pod)) } else { None }
+    if !needs_rules || is_attached(pod) {
+        return None;
+    }
+    Some(pod_name(pod))
 }
 
 /// Warns of nodes on which no repair controller compares rules, as its settings say. Whether the
@@ -167,38 +158,54 @@ fn check_attached(findings: &PodFindings) -> CheckResult {
     Severity::Error.fail_if_any_or_unknown(summary, &findings.unattached, &findings.unread)
 }
 
+fn check_proxy_users(states: &AgentStates<'_>) -> CheckResult {
+    let summary = "pods with a container that bypasses the proxy; linkerd cni bypass names them";
+    check_bypass_count(states, Reason::ProxyUser, summary)
+}
+
+fn check_ipv6(states: &AgentStates<'_>) -> CheckResult {
+    let summary = "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart \
+                   and in the control plane, and restart the pods";
+    check_bypass_count(states, Reason::Ipv6, summary)
+}
+
 /// Warns of nodes with pods that bypass the proxy for this reason. Takes the numbers from the
 /// agents, which know the namespaces and the plugin entry of their pods.
 fn check_bypass_count(states: &AgentStates<'_>, reason: Reason, summary: &str) -> CheckResult {
     states.judge_with_unknown(
         Severity::Warning,
         summary,
-        |body| Some(format!("{} pods", pod_count(body, reason)?)),
+        |body| describe_pod_count(body, reason),
         incomplete_count_reason,
     )
 }
 
+fn describe_pod_count(body: &StatusBody, reason: Reason) -> Option<String> {
+    let count = pod_count(body, reason)?;
+    Some(format!("{count} pods"))
+}
+
 fn pod_count(body: &StatusBody, reason: Reason) -> Option<usize> {
-    body.pod_copy.as_ref()?.bypasses.as_ref()?.get(reason.label()).copied()
+    let pod_copy = body.pod_copy.as_ref()?;
+    let bypasses = pod_copy.bypasses.as_ref()?;
+    bypasses.get(reason.label()).copied()
 }
 
 /// Returns why the agent's numbers do not cover all pods of its node.
 fn incomplete_count_reason(body: &StatusBody) -> Option<String> {
-    match &body.pod_copy {
-        None => Some(
-            "its agent does not watch the pods (watchPods: false); linkerd cni bypass reads them"
-                .to_owned(),
-        ),
-        Some(pod_copy) if !pod_copy.current => {
-            Some("its agent's list of the pods is not current".to_owned())
-        }
-        Some(pod_copy) if pod_copy.bypasses.is_none() => Some(
-            "its agent has another version and does not count them; linkerd cni bypass does"
-                .to_owned(),
-        ),
-        Some(_) => {
-            let unknown = pod_count(body, Reason::Unknown)?;
-            Some(format!("{unknown} pods; linkerd cni bypass says why"))
-        }
+    let Some(pod_copy) = &body.pod_copy else {
+        let reason =
+            "its agent does not watch the pods (watchPods: false); linkerd cni bypass reads them";
+        return Some(reason.to_owned());
+    };
+    if !pod_copy.current {
+        return Some("its agent's list of the pods is not current".to_owned());
     }
+    if pod_copy.bypasses.is_none() {
+        let reason =
+            "its agent has another version and does not count them; linkerd cni bypass does";
+        return Some(reason.to_owned());
+    }
+    let unknown = pod_count(body, Reason::Unknown)?;
+    Some(format!("{unknown} pods; linkerd cni bypass says why"))
 }

@@ -1,7 +1,7 @@
 //! Pods whose network cannot be set up, whoever is the cause: the plugin, the primary CNI or
 //! another plugin, or a broken network config.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 
@@ -83,13 +83,16 @@ pub fn check_sandboxes(api: &dyn Api) -> CheckResult {
 fn list_failed_sandboxes(api: &dyn Api) -> Result<Vec<FailedSandbox>, Error> {
     let mut events: Vec<Value> = get_list(api, "/api/v1/events", FAILED_SANDBOX_QUERY)?;
     events.sort_by(|a, b| event_time(b).cmp(event_time(a)));
-    let mut newest: BTreeMap<&str, usize> = BTreeMap::new();
-    for (index, event) in events.iter().enumerate() {
-        newest.entry(text(&event["involvedObject"]["uid"])).or_insert(index);
+    let mut seen_uids = BTreeSet::new();
+    let mut newest = Vec::new();
+    for event in &events {
+        let uid = text(&event["involvedObject"]["uid"]);
+        let is_first_of_pod = seen_uids.insert(uid);
+        if is_first_of_pod {
+            newest.push(FailedSandbox::from_event(event));
+        }
     }
-    let mut indices: Vec<usize> = newest.into_values().collect();
-    indices.sort_unstable();
-    Ok(indices.into_iter().map(|index| FailedSandbox::from_event(&events[index])).collect())
+    Ok(newest)
 }
 
 /// Reads the pod again, to see whether it still waits for its sandbox.
@@ -108,11 +111,10 @@ fn read_state(api: &dyn Api, failed: FailedSandbox) -> (FailedSandbox, SandboxSt
 /// Whether `pod` has this UID, so that it is the pod of the Event, and still waits for its sandbox.
 fn waits_for_sandbox(pod: &Value, uid: &str) -> bool {
     let status = &pod["status"];
+    let is_other_pod = pod["metadata"]["uid"] != uid;
+    let is_terminating = pod["metadata"]["deletionTimestamp"].is_string();
     let has_ended = matches!(text(&status["phase"]), "Succeeded" | "Failed");
-    if pod["metadata"]["uid"] != uid
-        || pod["metadata"]["deletionTimestamp"].is_string()
-        || has_ended
-    {
+    if is_other_pod || is_terminating || has_ended {
         return false;
     }
     if find_condition(status, HAS_SANDBOX, "True").is_some() {
@@ -120,6 +122,6 @@ fn waits_for_sandbox(pod: &Value, uid: &str) -> bool {
     }
     // Before Kubernetes 1.29 a pod lacks the condition. Then the pod's addresses show whether its
     // network was set up.
-    find_condition(status, HAS_SANDBOX, "False").is_some()
-        || items(&status["podIPs"]).next().is_none()
+    let lacks_address = items(&status["podIPs"]).next().is_none();
+    lacks_address || find_condition(status, HAS_SANDBOX, "False").is_some()
 }

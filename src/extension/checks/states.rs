@@ -20,10 +20,10 @@ use crate::failure;
 
 /// Checks what the agents report. Without agents, there is nothing to check.
 pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
-    let agents = match &facts.agents {
-        Ok(agents) if !agents.is_empty() => agents,
-        Ok(_) | Err(_) => return Vec::new(),
-    };
+    let Ok(agents) = &facts.agents else { return Vec::new() };
+    if agents.is_empty() {
+        return Vec::new();
+    }
     if admin_port(pod_spec(daemonset)).is_none() {
         return vec![report_agent_without_state(daemonset)];
     }
@@ -87,71 +87,103 @@ fn check_readable_states(agents: &[Agent]) -> CheckResult {
 
 /// Warns of agents that are ready with a note, such as one about a skipped self-test.
 fn check_notes(states: &AgentStates<'_>) -> CheckResult {
-    states.judge(Severity::Warning, "agents whose readiness has a note", |body| {
-        // The agent also adds a failed TokenRequest to its note. Such a note is left out here,
-        // because the check of the token names the failure.
-        let is_of_token = body.note.as_deref() == body.problem(&Subject::TokenRequest);
-        if is_of_token { None } else { body.note.clone() }
-    })
+    states.judge(Severity::Warning, "agents whose readiness has a note", note_except_of_token)
+}
+
+/// Returns the agent's note. The agent also adds a failed TokenRequest to its note. Such a note is
+/// left out, because the check of the token names the failure.
+fn note_except_of_token(body: &StatusBody) -> Option<String> {
+    let is_of_token = body.note.as_deref() == body.problem(&Subject::TokenRequest);
+    if is_of_token {
+        return None;
+    }
+    body.note.clone()
 }
 
 /// Warns of problems that no other check names, such as a network config of another program that
 /// the agent cannot read.
 fn check_other_problems(states: &AgentStates<'_>) -> CheckResult {
-    states.judge(Severity::Warning, "agents with a problem", |body| {
-        let mut problems = Vec::new();
-        for (subject, reason) in &body.problems {
-            if !is_reported_by_another_check(body, subject, reason) {
-                problems.push(format!("{subject}: {reason}"));
-            }
+    states.judge(Severity::Warning, "agents with a problem", other_problems)
+}
+
+fn other_problems(body: &StatusBody) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (subject, reason) in &body.problems {
+        if !is_reported_by_another_check(body, subject, reason) {
+            problems.push(format!("{subject}: {reason}"));
         }
-        problems
-    })
+    }
+    problems
 }
 
 /// Whether another check reports this problem.
 fn is_reported_by_another_check(body: &StatusBody, subject: &str, reason: &str) -> bool {
-    let has_check = [Subject::KubeconfigToken, Subject::TokenRequest, Subject::PodCopy]
-        .iter()
-        .any(|checked| checked.key() == subject);
+    for checked in [Subject::KubeconfigToken, Subject::TokenRequest, Subject::PodCopy] {
+        if checked.key() == subject {
+            return true;
+        }
+    }
     let is_of_conflist = subject == Subject::NetworkConfig.key() && body.conflist.is_none();
-    has_check
-        || is_of_conflist
-        || body.not_ready.as_ref().is_some_and(|not_ready| not_ready.contains(reason))
-        || body.contended.iter().any(|contended| contended.contains(reason))
+    if is_of_conflist {
+        return true;
+    }
+    if let Some(not_ready) = &body.not_ready
+        && not_ready.contains(reason)
+    {
+        return true;
+    }
+    body.contended.iter().any(|contended| contended.contains(reason))
 }
 
 fn check_versions(states: &AgentStates<'_>) -> CheckResult {
-    states.judge(Severity::Warning, "agents with another version than this command", |body| {
-        if body.version == VERSION { None } else { Some(body.version.clone()) }
-    })
+    states.judge(
+        Severity::Warning,
+        "agents with another version than this command",
+        different_version,
+    )
+}
+
+fn different_version(body: &StatusBody) -> Option<String> {
+    if body.version == VERSION {
+        return None;
+    }
+    Some(body.version.clone())
 }
 
 /// Fails, and lists the nodes whose active network config does not call the plugin.
 fn check_conflists(states: &AgentStates<'_>) -> CheckResult {
     let summary = "nodes whose active network config does not call the plugin";
-    states.judge(Severity::Error, summary, |body| {
-        if body.conflist.is_some() {
-            return None;
-        }
-        let reason = body.problem(&Subject::NetworkConfig);
-        Some(reason.unwrap_or("the agent reports none").to_owned())
-    })
+    states.judge(Severity::Error, summary, unchained_reason)
+}
+
+/// Returns why the active network config does not call the plugin. `None` if it does.
+fn unchained_reason(body: &StatusBody) -> Option<String> {
+    if body.conflist.is_some() {
+        return None;
+    }
+    let reason = body.problem(&Subject::NetworkConfig);
+    Some(reason.unwrap_or("the agent reports none").to_owned())
 }
 
 /// Describes the check of the runtimes, with the number of nodes whose runtime has not called the
 /// plugin yet.
 fn describe_runtimes(states: &AgentStates<'_>) -> String {
-    let not_called = states.collect_texts(|body| {
-        let runtime = body.runtime.as_ref()?;
-        if runtime.chain == ChainProof::Provisional { runtime.note.clone() } else { None }
-    });
+    let not_called = states.collect_texts(provisional_note);
     let description = "no runtime fails to run the plugin";
     match not_called.len() {
         0 => description.to_owned(),
         1 => format!("{description} (1 node: not called by the runtime yet)"),
         nodes => format!("{description} ({nodes} nodes: not called by the runtime yet)"),
     }
+}
+
+/// Returns the note on a runtime that has not called the plugin yet.
+fn provisional_note(body: &StatusBody) -> Option<String> {
+    let runtime = body.runtime.as_ref()?;
+    if runtime.chain != ChainProof::Provisional {
+        return None;
+    }
+    runtime.note.clone()
 }
 
 /// Fails with the nodes whose runtime cannot run the plugin. A chain that is provisional is no
@@ -179,27 +211,32 @@ fn runtime_note(body: &StatusBody, state: ChainProof) -> Option<String> {
 fn check_tokens(states: &AgentStates<'_>) -> CheckResult {
     // Pods with the mark start, and are redirected by their annotations, so only the others fail.
     let summary = "nodes on which meshed pods without the proxy injector's mark fail to start";
-    let expired = states.collect_texts(|body| {
-        if token_has_expired(body) { Some("expired".to_owned()) } else { None }
-    });
+    let expired = states.collect_texts(describe_expired_token);
     Severity::Error.fail_if_any(summary, &expired)?;
     let summary = "nodes with a problem of the token";
     states.judge_with_unknown(Severity::Warning, summary, token_problems, unchecked_token_reason)
 }
 
-fn token_has_expired(body: &StatusBody) -> bool {
+fn describe_expired_token(body: &StatusBody) -> Option<String> {
+    let seconds = body.token_expires?;
     // Another program in the agent's place may report any number, so adding it must not overflow.
-    let seconds = body.token_expires.map(Duration::from_secs);
-    let expiry = seconds.and_then(|seconds| UNIX_EPOCH.checked_add(seconds));
-    expiry.is_some_and(|expiry| expiry <= SystemTime::now())
+    let expiry = UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?;
+    if SystemTime::now() < expiry {
+        return None;
+    }
+    Some("expired".to_owned())
 }
 
 fn token_problems(body: &StatusBody) -> Vec<String> {
     let mut problems = Vec::new();
-    if body.not_ready.is_some() {
-        problems.extend(body.problem(&Subject::KubeconfigToken).map(str::to_owned));
+    if body.not_ready.is_some()
+        && let Some(problem) = body.problem(&Subject::KubeconfigToken)
+    {
+        problems.push(problem.to_owned());
     }
-    problems.extend(body.problem(&Subject::TokenRequest).map(str::to_owned));
+    if let Some(problem) = body.problem(&Subject::TokenRequest) {
+        problems.push(problem.to_owned());
+    }
     problems
 }
 
@@ -213,31 +250,50 @@ fn unchecked_token_reason(body: &StatusBody) -> Option<String> {
 }
 
 fn check_contention(states: &AgentStates<'_>) -> CheckResult {
-    states.judge(Severity::Warning, "nodes with contention", |body| {
-        if body.contended.is_empty() { None } else { Some(body.contended.join("; ")) }
-    })
+    states.judge(Severity::Warning, "nodes with contention", describe_contention)
+}
+
+fn describe_contention(body: &StatusBody) -> Option<String> {
+    if body.contended.is_empty() {
+        return None;
+    }
+    Some(body.contended.join("; "))
 }
 
 fn check_pod_copies(states: &AgentStates<'_>) -> CheckResult {
     let summary = "nodes on which the plugin sends API requests for pods that start";
-    states.judge_with_unknown(Severity::Warning, summary, pod_copy_problem, |body| {
-        let pod_copy = body.pod_copy.as_ref()?;
-        let is_starting = !pod_copy.current && pod_copy.problem.is_none();
-        if is_starting { Some("its agent has not listed the pods yet".to_owned()) } else { None }
-    })
+    states.judge_with_unknown(
+        Severity::Warning,
+        summary,
+        pod_copy_problem,
+        unlisted_pod_copy_reason,
+    )
 }
 
 fn pod_copy_problem(body: &StatusBody) -> Option<String> {
-    match &body.pod_copy {
-        None => Some("its agent does not watch the pods (watchPods: false)".to_owned()),
-        Some(pod_copy) if pod_copy.current => None,
-        Some(pod_copy) => pod_copy.problem.clone(),
+    let Some(pod_copy) = &body.pod_copy else {
+        return Some("its agent does not watch the pods (watchPods: false)".to_owned());
+    };
+    if pod_copy.current {
+        return None;
     }
+    pod_copy.problem.clone()
+}
+
+/// Returns that the agent has neither listed the pods yet nor failed to do so, if that is the case.
+fn unlisted_pod_copy_reason(body: &StatusBody) -> Option<String> {
+    let pod_copy = body.pod_copy.as_ref()?;
+    if pod_copy.current || pod_copy.problem.is_some() {
+        return None;
+    }
+    Some("its agent has not listed the pods yet".to_owned())
 }
 
 fn describe_backends(states: &AgentStates<'_>) -> String {
-    let redirects = states.bodies.iter().flat_map(|(_, body)| body.calls.redirects.keys());
-    let names: BTreeSet<&str> = redirects.map(String::as_str).collect();
+    let mut names = BTreeSet::new();
+    for (_, body) in &states.bodies {
+        names.extend(body.calls.redirects.keys().map(String::as_str));
+    }
     if names.is_empty() {
         return "no pod redirected yet".to_owned();
     }
@@ -246,16 +302,18 @@ fn describe_backends(states: &AgentStates<'_>) -> String {
 
 /// Warns of plugin calls that failed, or redirected by annotations alone.
 fn check_plugin_calls(states: &AgentStates<'_>) -> CheckResult {
-    states.judge(Severity::Warning, "plugin calls since the agent started", |body| {
-        let mut problems = Vec::new();
-        for (code, count) in &body.calls.failures {
-            problems.push(describe_calls(*count, "failed", code));
-        }
-        for (code, count) in &body.calls.degraded {
-            problems.push(describe_calls(*count, "redirected by annotations alone", code));
-        }
-        problems
-    })
+    states.judge(Severity::Warning, "plugin calls since the agent started", call_problems)
+}
+
+fn call_problems(body: &StatusBody) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (code, count) in &body.calls.failures {
+        problems.push(describe_calls(*count, "failed", code));
+    }
+    for (code, count) in &body.calls.degraded {
+        problems.push(describe_calls(*count, "redirected by annotations alone", code));
+    }
+    problems
 }
 
 fn describe_calls(count: u64, result: &str, code: &str) -> String {
