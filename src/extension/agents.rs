@@ -34,12 +34,18 @@ impl Agent {
     }
 
     pub fn body(&self) -> Option<&StatusBody> {
-        self.status.as_ref()?.as_ref().ok()
+        match &self.status {
+            Some(Ok(body)) => Some(body),
+            Some(Err(_)) | None => None,
+        }
     }
 
     /// Returns why `/status` of the agent cannot be read.
     pub fn status_error(&self) -> Option<&Error> {
-        self.status.as_ref()?.as_ref().err()
+        match &self.status {
+            Some(Err(error)) => Some(error),
+            Some(Ok(_)) | None => None,
+        }
     }
 
     /// Whether the pod has the newest template of the DaemonSet, as the DaemonSet's controller
@@ -88,9 +94,8 @@ impl Agent {
     /// Names the first waiting container, and says why it waits: from its state, or else from an
     /// Event on the pod.
     fn waiting_reason(&self, events: &[Value]) -> Option<String> {
-        let container = self
-            .container_statuses()
-            .find(|container| container["state"]["waiting"].is_object())?;
+        let mut containers = self.container_statuses();
+        let container = containers.find(|container| container["state"]["waiting"].is_object())?;
         let name = text(&container["name"]);
         let waiting = &container["state"]["waiting"];
         let reason = text(&waiting["reason"]);
@@ -107,7 +112,8 @@ impl Agent {
     /// Describes the first container that is not ready. Leaves out the agent's container, because
     /// its `/status` says more.
     fn unready_container_reason(&self) -> Option<String> {
-        let container = items(&self.pod["status"]["containerStatuses"]).find(|container| {
+        let mut containers = items(&self.pod["status"]["containerStatuses"]);
+        let container = containers.find(|container| {
             container["ready"] == false && container["name"] != AGENT_CONTAINER
         })?;
         let name = text(&container["name"]);
@@ -151,10 +157,10 @@ fn ask_agent(api: &dyn Api, namespace: &str, pod: Value, end: Deadline) -> Agent
         return Agent { pod, ..Agent::default() };
     };
     let name = text(&pod["metadata"]["name"]);
-    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/status");
     if end.has_passed() {
         return Agent { pod, status: Some(Err(Error::OutOfTime)), missing_keys: Vec::new() };
     }
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/status");
     match read_status(api, &path) {
         Ok((body, missing_keys)) => Agent { pod, status: Some(Ok(body)), missing_keys },
         Err(error) => Agent { pod, status: Some(Err(error)), missing_keys: Vec::new() },
@@ -164,8 +170,9 @@ fn ask_agent(api: &dyn Api, namespace: &str, pod: Value, end: Deadline) -> Agent
 /// Returns the state of an agent, and the keys that it does not report.
 fn read_status(api: &dyn Api, path: &str) -> Result<(StatusBody, Vec<String>), Error> {
     let text = api.body(path)?;
-    let body = decode(path, &text)?;
-    Ok((body, StatusBody::missing_keys(&decode(path, &text)?)))
+    let body: StatusBody = decode(path, &text)?;
+    let reported: Value = decode(path, &text)?;
+    Ok((body, StatusBody::missing_keys(&reported)))
 }
 
 pub fn is_ready(pod: &Value) -> bool {

@@ -52,6 +52,28 @@ impl BypassReport {
     fn count(&self, outcome: Outcome) -> usize {
         self.pods.iter().filter(|pod| pod.outcome() == outcome).count()
     }
+
+    /// Adds a meshed pod, and counts a pod with `linkerd-init`. Ignores other pods.
+    fn add(
+        &mut self,
+        pod: Pod,
+        release: &Release,
+        rules: &RulesNow,
+        lookup: &mut CachedLookup<'_>,
+    ) {
+        let namespace = pod.metadata.namespace.clone();
+        let name = pod.metadata.name.clone();
+        let pod_rules = rules.pod_rules(&pod);
+        let examined = examine(release, pod, lookup);
+        match examined.unmeshed {
+            None => {
+                let paths = reported_paths(examined, pod_rules);
+                self.pods.push(ReportedPod { namespace, name, paths });
+            }
+            Some(SkipReason::ProxyInit) => self.with_init += 1,
+            Some(_) => {}
+        }
+    }
 }
 
 impl ReportedPod {
@@ -67,55 +89,32 @@ pub fn fetch(
     cni_namespace: &str,
     namespace: Option<&str>,
 ) -> Result<BypassReport, Problem> {
-    if let Some(text) = namespace
-        && !is_name(text)
-    {
-        return Severity::Error.fail(format!("{} is not the name of a namespace", quote(text)));
-    }
-    let release = Release::read(api, cni_namespace)?;
     let parent = match namespace {
+        Some(text) if !is_name(text) => {
+            return Severity::Error.fail(format!("{} is not the name of a namespace", quote(text)));
+        }
         Some(namespace) => namespace_path(namespace),
         None => "/api/v1".to_owned(),
     };
+    let release = Release::read(api, cni_namespace)?;
     let rules = RulesNow::fetch(api, cni_namespace, &parent);
     let mut lookup = CachedLookup::new(api);
     let mut report = BypassReport::default();
     let pods = for_each_item(api, &format!("{parent}/pods"), "", |pod: Pod| {
         if !pod.status.has_ended() {
-            add_pod(&mut report, pod, &release, &rules, &mut lookup);
+            report.add(pod, &release, &rules, &mut lookup);
         }
     });
     require_readable(&pods, "the pods")?;
     Ok(report)
 }
 
-/// Adds a meshed pod to the report, and counts a pod with `linkerd-init`. Ignores other pods.
-fn add_pod(
-    report: &mut BypassReport,
-    pod: Pod,
-    release: &Release,
-    rules: &RulesNow,
-    lookup: &mut CachedLookup<'_>,
-) {
-    let namespace = pod.metadata.namespace.clone();
-    let name = pod.metadata.name.clone();
-    let pod_rules = rules.pod_rules(&pod);
-    let examined = examine(release, pod, lookup);
-    match examined.unmeshed {
-        None => {
-            let paths = reported_paths(examined, pod_rules);
-            report.pods.push(ReportedPod { namespace, name, paths });
-        }
-        Some(SkipReason::ProxyInit) => report.with_init += 1,
-        Some(_) => {}
-    }
-}
-
-/// Returns the paths of a meshed pod around the proxy. Ignores `rules` if the plugin installs none
-/// in the pod, because then none can be missing.
+/// Returns the paths of a meshed pod around the proxy.
 fn reported_paths(pod: ExaminedPod, rules: PodRules) -> Vec<BypassPath> {
     let mut paths = pod.paths;
-    if let Verdict::NotCalled(_) | Verdict::Skipped(_) = pod.verdict {
+    let has_no_rules = matches!(pod.verdict, Verdict::NotCalled(_) | Verdict::Skipped(_));
+    if has_no_rules {
+        // No rule can be missing, so what is reported of the rules is ignored.
         return paths;
     }
     match rules {

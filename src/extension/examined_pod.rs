@@ -7,6 +7,7 @@
 use super::release::{CalledFor, Release};
 use crate::cluster_lookup::{ClusterLookup, complete_facts, pod_error};
 use crate::cni::args::PodRef;
+use crate::config::Config;
 use crate::kube::types::Pod;
 use crate::pod::Decision;
 use crate::pod::facts::{ObjectFacts, PodFacts, object_facts};
@@ -27,10 +28,6 @@ pub struct ExaminedPod {
 }
 
 impl ExaminedPod {
-    fn unmeshed(reason: SkipReason, verdict: Verdict) -> ExaminedPod {
-        ExaminedPod { unmeshed: Some(reason), verdict, paths: Vec::new() }
-    }
-
     /// Returns whether the pod gets the redirect that it needs: rules for a meshed pod, and no
     /// rules for another pod.
     pub fn outcome(&self) -> Outcome {
@@ -53,45 +50,53 @@ impl ExaminedPod {
 /// [`Verdict::Undecided`]. Looks up no other object if the pod's network, name or containers
 /// already decide.
 pub fn examine(release: &Release, object: Pod, lookup: &mut impl ClusterLookup) -> ExaminedPod {
-    let config = &release.config;
-    let pod = PodRef::from(&object.metadata);
+    let name = PodRef::from(&object.metadata);
     let observed = Observed::read(&object);
     let call = Call::from_release(release, &object);
-    let facts = match object_facts(object) {
-        Ok(facts) => facts,
-        Err(problem) => {
-            let reason = pod_error(problem, &pod).msg;
-            let paths = vec![unknown_path(&reason)];
-            return ExaminedPod { unmeshed: None, verdict: Verdict::Undecided(reason), paths };
+    match object_facts(object) {
+        Ok(Decision::Redirect(object_facts)) => {
+            let pod = MeshedPod { name, call, object_facts, observed };
+            examine_meshed_pod(&release.config, &pod, lookup)
         }
-    };
-    let view = match (&call, &facts) {
-        (Call::None(reason), _) => PodView::NotCalled(*reason),
-        (_, Decision::Skip(reason)) => PodView::Skip(*reason),
-        (_, Decision::Redirect(_)) => PodView::Incomplete,
-    };
-    let object_verdict = verdict(config, &pod, view);
-    let object_facts = match facts {
-        Decision::Skip(reason) => return ExaminedPod::unmeshed(reason, object_verdict),
-        Decision::Redirect(object_facts) => object_facts,
-    };
-    if !matches!(object_verdict, Verdict::Undecided(_)) {
-        // The object alone decides, so no other object is read.
-        let facts = &object_facts.facts;
-        return add_paths(release, object_verdict, &object_facts, facts, &observed);
+        Ok(Decision::Skip(reason)) => {
+            let view = call.view_or(PodView::Skip(reason));
+            let verdict = verdict(&release.config, &name, view);
+            ExaminedPod { unmeshed: Some(reason), verdict, paths: Vec::new() }
+        }
+        Err(problem) => {
+            let reason = pod_error(problem, &name).msg;
+            let paths = vec![unknown_path(&reason)];
+            ExaminedPod { unmeshed: None, verdict: Verdict::Undecided(reason), paths }
+        }
     }
-    let complete_facts = match call {
-        Call::Unknown(reason) => Err(reason),
-        Call::Yes | Call::None(_) => read_facts(&object_facts, &pod, lookup),
-    };
-    match complete_facts {
+}
+
+/// What the object of a meshed pod says.
+struct MeshedPod {
+    name: PodRef,
+    call: Call,
+    object_facts: ObjectFacts,
+    observed: Observed,
+}
+
+fn examine_meshed_pod(
+    config: &Config,
+    pod: &MeshedPod,
+    lookup: &mut impl ClusterLookup,
+) -> ExaminedPod {
+    let object_verdict = verdict(config, &pod.name, pod.call.view_or(PodView::Incomplete));
+    let does_object_decide = !matches!(object_verdict, Verdict::Undecided(_));
+    if does_object_decide {
+        return add_paths(config, object_verdict, pod, &pod.object_facts.facts);
+    }
+    match read_facts(pod, lookup) {
         Ok(facts) => {
-            let verdict = verdict(config, &pod, PodView::Complete(&facts));
-            add_paths(release, verdict, &object_facts, &facts, &observed)
+            let verdict = verdict(config, &pod.name, PodView::Complete(&facts));
+            add_paths(config, verdict, pod, &facts)
         }
         Err(reason) => {
             let verdict = Verdict::Undecided(reason);
-            add_paths(release, verdict, &object_facts, &object_facts.facts, &observed)
+            add_paths(config, verdict, pod, &pod.object_facts.facts)
         }
     }
 }
@@ -117,35 +122,36 @@ impl Call {
             CalledFor::Unknown(reason) => Call::Unknown(reason.clone()),
         }
     }
+
+    /// Returns that the plugin is not called, or else `view`.
+    fn view_or<'v>(&self, view: PodView<'v>) -> PodView<'v> {
+        match self {
+            Call::None(why) => PodView::NotCalled(*why),
+            Call::Yes | Call::Unknown(_) => view,
+        }
+    }
 }
 
-/// Returns the complete facts, or why they are unknown. Without the API server's Service, the
-/// plugin uses default ports. But the plugin may be able to read the Service when the user is not,
-/// so a failed read by the user makes the facts unknown.
-fn read_facts(
-    object_facts: &ObjectFacts,
-    pod: &PodRef,
-    lookup: &mut impl ClusterLookup,
-) -> Result<PodFacts, String> {
-    if object_facts.is_control_plane
+/// Returns the complete facts, or why the plugin's verdict is unknown. Without the API server's
+/// Service, the plugin uses default ports. But the plugin may be able to read the Service when the
+/// user is not, so a failed read by the user makes the facts unknown.
+fn read_facts(pod: &MeshedPod, lookup: &mut impl ClusterLookup) -> Result<PodFacts, String> {
+    if let Call::Unknown(reason) = &pod.call {
+        return Err(reason.clone());
+    }
+    if pod.object_facts.is_control_plane
         && let Err(error) = lookup.api_service()
     {
         return Err(error.msg);
     }
-    match complete_facts(object_facts, &pod.namespace, lookup) {
+    match complete_facts(&pod.object_facts, &pod.name.namespace, lookup) {
         Ok(facts) => Ok(facts),
         Err(error) => Err(error.msg),
     }
 }
 
 /// Completes the verdict on a meshed pod with the pod's paths around the proxy.
-fn add_paths(
-    release: &Release,
-    verdict: Verdict,
-    object_facts: &ObjectFacts,
-    facts: &PodFacts,
-    observed: &Observed,
-) -> ExaminedPod {
-    let paths = bypass_paths(&release.config, &verdict, object_facts, facts, observed);
+fn add_paths(config: &Config, verdict: Verdict, pod: &MeshedPod, facts: &PodFacts) -> ExaminedPod {
+    let paths = bypass_paths(config, &verdict, &pod.object_facts, facts, &pod.observed);
     ExaminedPod { unmeshed: None, verdict, paths }
 }

@@ -69,29 +69,29 @@ pub fn explain(
             return Severity::Error.fail(format!("{text} is not the name of a pod or namespace"));
         }
     }
-    let parent = namespace_path(namespace);
-    let found = get_optional(api, &format!("{parent}/pods/{name}"));
+    let pod = read_pod(api, namespace, name)?;
+    let release = Release::read(api, cni_namespace)?;
+    let rules_now = RulesNow::fetch(api, cni_namespace, &namespace_path(namespace));
+    let mut rules = rules_now.pod_rules(&pod);
+    let mut unknown_call = rules_now.unknown_call_reason(&pod);
+    let namespace = pod.metadata.namespace.clone();
+    let name = pod.metadata.name.clone();
+    let node = pod.spec.node_name.clone();
+    let is_annotated = skipped_by_annotations(&pod.metadata.annotations).is_none();
+    let examined = examine(&release, pod, &mut CachedLookup::new(api));
+    let is_redirected = matches!(examined.verdict, Verdict::Redirected(_));
+    if !is_redirected {
+        // No rule can be missing, so the reports are left out.
+        rules = PodRules::NotReported;
+        unknown_call = None;
+    }
+    let config = release.config;
+    Ok(Explanation { config, namespace, name, node, is_annotated, examined, unknown_call, rules })
+}
+
+fn read_pod(api: &dyn Api, namespace: &str, name: &str) -> Result<Pod, Problem> {
+    let path = format!("{}/pods/{name}", namespace_path(namespace));
     let what = format!("pod {namespace}/{name}");
     let remedy = "name its namespace with --namespace";
-    let pod: Pod = facts::require_existing(found, &what, remedy)?;
-    let release = Release::read(api, cni_namespace)?;
-    let rules_now = RulesNow::fetch(api, cni_namespace, &parent);
-    let rules = rules_now.pod_rules(&pod);
-    let unknown_call = rules_now.unknown_call_reason(&pod);
-    let mut explanation = Explanation {
-        namespace: pod.metadata.namespace.clone(),
-        name: pod.metadata.name.clone(),
-        node: pod.spec.node_name.clone(),
-        is_annotated: skipped_by_annotations(&pod.metadata.annotations).is_none(),
-        examined: examine(&release, pod, &mut CachedLookup::new(api)),
-        config: release.config,
-        unknown_call: None,
-        rules: PodRules::NotReported,
-    };
-    // If the plugin installs no rules in the pod, none can be missing, so the reports are left out.
-    if let Verdict::Redirected(_) = explanation.examined.verdict {
-        explanation.unknown_call = unknown_call;
-        explanation.rules = rules;
-    }
-    Ok(explanation)
+    facts::require_existing(get_optional(api, &path), &what, remedy)
 }

@@ -30,21 +30,27 @@ pub struct Facts {
 /// Fetches the objects that several checks need. Asks the agents until `end`. If a request fails,
 /// the others are still sent.
 pub fn fetch(api: &dyn Api, namespace: &str, end: Deadline) -> Facts {
-    let events = format!("{}/events", namespace_path(namespace));
+    let events = list_warnings(api, namespace);
+    let nodes = get_list(api, "/api/v1/nodes", "");
+    let agents = ask_agents(api, namespace, end);
+    Facts { nodes, agents, events }
+}
+
+/// Returns the Warning Events in the namespace, oldest first. No Events if they cannot be read.
+fn list_warnings(api: &dyn Api, namespace: &str) -> Vec<Value> {
+    let path = format!("{}/events", namespace_path(namespace));
     let mut events: Vec<Value> =
-        get_list(api, &events, "fieldSelector=type%3DWarning").unwrap_or_default();
+        get_list(api, &path, "fieldSelector=type%3DWarning").unwrap_or_default();
     events.sort_by(|a, b| event_time(a).cmp(event_time(b)));
-    Facts {
-        nodes: get_list(api, "/api/v1/nodes", ""),
-        agents: ask_agents(api, namespace, end),
-        events,
-    }
+    events
 }
 
 /// Returns the namespace with the DaemonSet: `preferred`, or if `preferred` has no DaemonSet, the
 /// only other namespace that has one.
 pub fn find_namespace(api: &dyn Api, preferred: &str) -> String {
-    if !matches!(get_optional::<Value>(api, &daemonset_path(preferred, DAEMONSET)), Ok(None)) {
+    let found = get_optional::<Value>(api, &daemonset_path(preferred, DAEMONSET));
+    let is_missing = matches!(found, Ok(None));
+    if !is_missing {
         return preferred.to_owned();
     }
     match daemonsets(api).as_deref() {

@@ -30,16 +30,19 @@ impl Audits {
     /// none of these settings, and never audits.
     pub fn of(pod: &Value) -> Audits {
         let spec = &pod["spec"];
-        if !items(&spec["containers"]).any(|container| container["name"] == CONTROLLER) {
+        let has_controller =
+            items(&spec["containers"]).any(|container| container["name"] == CONTROLLER);
+        if !has_controller {
             return Audits::NoController;
         }
-        let variable = |name| container_variable(spec, CONTROLLER, name).unwrap_or_default();
-        if !matches!(variable("LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS"), "" | "0") {
-            Audits::Periodic
-        } else if variable("LINKERD_CNI_REPAIR_CONTROLLER_MODE") == "in-place" {
-            Audits::AfterStart
-        } else {
-            Audits::Never
+        let seconds = controller_variable(spec, "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS");
+        let has_interval = !matches!(seconds, "" | "0");
+        if has_interval {
+            return Audits::Periodic;
+        }
+        match controller_variable(spec, "LINKERD_CNI_REPAIR_CONTROLLER_MODE") {
+            "in-place" => Audits::AfterStart,
+            _ => Audits::Never,
         }
     }
 
@@ -54,6 +57,11 @@ impl Audits {
             Audits::AfterStart | Audits::Periodic => None,
         }
     }
+}
+
+/// Returns an environment variable of the repair controller. Empty if it is missing.
+fn controller_variable<'s>(spec: &'s Value, name: &str) -> &'s str {
+    container_variable(spec, CONTROLLER, name).unwrap_or_default()
 }
 
 /// The programs in the agent's pods of one node.
@@ -82,20 +90,25 @@ impl NodePrograms {
 
     fn add(&mut self, pod: &Value) {
         let watches = container_variable(&pod["spec"], AGENT_CONTAINER, "LINKERD_CNI_WATCH_PODS");
-        self.lacks_pod_copy |= watches == Some("false");
+        if watches == Some("false") {
+            self.lacks_pod_copy = true;
+        }
         // If a node is gone, Kubernetes makes only the pod not ready. Its containers keep the status
         // that the kubelet reported last.
         if !is_ready(pod) {
             return;
         }
         self.is_agent_ready = true;
-        let mut containers = items(&pod["status"]["containerStatuses"]);
-        if containers.any(|container| container["name"] == CONTROLLER && container["ready"] == true)
-        {
+        if is_controller_ready(pod) {
             self.is_controller_ready = true;
             self.audits = self.audits.max(Audits::of(pod));
         }
     }
+}
+
+fn is_controller_ready(pod: &Value) -> bool {
+    let mut containers = items(&pod["status"]["containerStatuses"]);
+    containers.any(|container| container["name"] == CONTROLLER && container["ready"] == true)
 }
 
 #[cfg(test)]

@@ -36,18 +36,12 @@ impl Release {
 }
 
 fn read_called_for(api: &dyn Api, namespace: &str) -> CalledFor {
+    let name = format!("DaemonSet {namespace}/{DAEMONSET}");
     match get_optional::<Value>(api, &daemonset_path(namespace, DAEMONSET)) {
-        Ok(Some(daemonset)) => {
-            if is_called_by_multus(&daemonset) {
-                CalledFor::AttachedPods
-            } else {
-                CalledFor::EveryPod
-            }
-        }
-        Ok(None) => CalledFor::Unknown(format!("DaemonSet {namespace}/{DAEMONSET} does not exist")),
-        Err(error) => {
-            CalledFor::Unknown(format!("cannot read DaemonSet {namespace}/{DAEMONSET}: {error}"))
-        }
+        Ok(Some(daemonset)) if is_called_by_multus(&daemonset) => CalledFor::AttachedPods,
+        Ok(Some(_)) => CalledFor::EveryPod,
+        Ok(None) => CalledFor::Unknown(format!("{name} does not exist")),
+        Err(error) => CalledFor::Unknown(format!("cannot read {name}: {error}")),
     }
 }
 

@@ -43,43 +43,56 @@ impl RulesNow {
     /// Reads the reports on the pods of `parent`, which is the API path of one namespace or of all
     /// namespaces. If a request fails, the rules are unknown.
     pub fn fetch(api: &dyn Api, cni_namespace: &str, parent: &str) -> RulesNow {
-        RulesNow {
-            reports: match read_reports(api, parent) {
-                Ok(reports) => Ok(reports),
-                Err(error) => Err(format!("cannot read the Events: {error}")),
-            },
-            programs: match read_programs(api, cni_namespace) {
-                Ok(programs) => Ok(programs),
-                Err(error) => Err(format!("cannot read the pods of {cni_namespace}: {error}")),
-            },
-        }
+        let reports =
+            read_reports(api, parent).map_err(|error| format!("cannot read the Events: {error}"));
+        let programs = read_programs(api, cni_namespace)
+            .map_err(|error| format!("cannot read the pods of {cni_namespace}: {error}"));
+        RulesNow { reports, programs }
     }
 
     /// Returns whether rules are missing in the pod, as far as its status and the reports say.
     pub fn pod_rules(&self, pod: &Pod) -> PodRules {
+        if let Some(reason) = self.missing_reason(pod) {
+            return PodRules::Missing(reason);
+        }
+        // A pod that does not run has no rules to report.
+        if !is_audited(pod) {
+            return PodRules::NotReported;
+        }
+        match self.unknown_reason(pod) {
+            Some(reason) => PodRules::Unknown(reason),
+            None => PodRules::NotReported,
+        }
+    }
+
+    /// Returns why rules of the pod are missing, if its validator or a repair controller says so.
+    fn missing_reason(&self, pod: &Pod) -> Option<String> {
         if is_stranded(pod) {
             let reason =
                 "its linkerd-network-validator exited with 95: the pod has no redirect rules";
-            return PodRules::Missing(reason.to_owned());
+            return Some(reason.to_owned());
         }
+        let Ok(reports) = &self.reports else { return None };
+        reports.missing_rules(pod).cloned()
+    }
+
+    /// Returns why it is unknown whether a running pod has its rules. `None` if a repair controller
+    /// would report a missing rule.
+    fn unknown_reason(&self, pod: &Pod) -> Option<String> {
         let node = &pod.spec.node_name;
         let reports = match &self.reports {
             Ok(reports) => reports,
-            Err(reason) => return unknown_if_audited(pod, reason.clone()),
+            Err(reason) => return Some(reason.clone()),
         };
-        if let Some(note) = reports.missing_rules(pod) {
-            return PodRules::Missing(note.clone());
+        if let Some(note) = reports.unknown_rules(pod) {
+            return Some(note.clone());
         }
-        if let Some(note) = reports.unknown_rules(pod).or(reports.unknown_rules_on_node(node)) {
-            return unknown_if_audited(pod, note.clone());
+        if let Some(note) = reports.unknown_rules_on_node(node) {
+            return Some(note.clone());
         }
-        let uncompared = match self.programs_of(node) {
+        match self.programs_of(node) {
             Ok(programs) => uncompared_reason(pod, programs),
             Err(reason) => Some(reason),
-        };
-        match uncompared {
-            Some(reason) => unknown_if_audited(pod, reason),
-            None => PodRules::NotReported,
         }
     }
 
@@ -87,19 +100,23 @@ impl RulesNow {
     /// whether the plugin skips the pod. `None` if the pod has started or has no node yet.
     pub fn unknown_call_reason(&self, pod: &Pod) -> Option<String> {
         let node = &pod.spec.node_name;
-        if node.is_empty() || is_audited(pod) || is_stranded(pod) {
+        let has_started = is_audited(pod) || is_stranded(pod);
+        if node.is_empty() || has_started {
             return None;
         }
-        match self.programs_of(node) {
-            Ok(programs) if !programs.is_agent_ready => Some(format!(
+        let programs = match self.programs_of(node) {
+            Ok(programs) => programs,
+            Err(reason) => return Some(reason),
+        };
+        if !programs.is_agent_ready {
+            return Some(format!(
                 "no agent is ready on node {node}, so the container runtime may not call the plugin"
-            )),
-            Ok(programs) if may_be_skipped(pod, programs) => {
-                Some(format!("on node {node}, {MAY_BE_SKIPPED}"))
-            }
-            Ok(_) => None,
-            Err(reason) => Some(reason),
+            ));
         }
+        if may_be_skipped(pod, programs) {
+            return Some(format!("on node {node}, {MAY_BE_SKIPPED}"));
+        }
+        None
     }
 
     fn programs_of(&self, node: &str) -> Result<NodePrograms, String> {
@@ -117,11 +134,6 @@ fn is_stranded(pod: &Pod) -> bool {
 /// Whether an audit judges the pod. An audit judges pods that run and are not being deleted.
 fn is_audited(pod: &Pod) -> bool {
     StrandedPod::from_object(pod, FoundBy::Audit).is_some()
-}
-
-/// Returns the rules as unknown if the pod runs. A pod that does not run has no rules to report.
-fn unknown_if_audited(pod: &Pod, reason: String) -> PodRules {
-    if is_audited(pod) { PodRules::Unknown(reason) } else { PodRules::NotReported }
 }
 
 /// Returns why nobody compares the rules of a running pod. `None` if a repair controller does, or

@@ -31,7 +31,12 @@ pub fn table(report: &BypassReport) -> String {
             }
         }
     }
-    let mut text = if rows.len() > 1 { align(&rows) + "\n" } else { String::new() };
+    let mut text = String::new();
+    let has_rows = rows.len() > 1;
+    if has_rows {
+        text.push_str(&align(&rows));
+        text.push('\n');
+    }
     text.push_str(&format!(
         "Of {} meshed pods, {} have a path around the proxy, for {} that is unknown, and {} have \
          none.\n",
@@ -52,22 +57,27 @@ pub fn table(report: &BypassReport) -> String {
 /// Counts the pods with this reason, and names the first of them as an example. Empty if no pod has
 /// the reason.
 fn common_line(report: &BypassReport, reason: Reason) -> String {
-    let mut pods = 0;
-    let mut example = String::new();
-    for ReportedPod { namespace, name, paths } in &report.pods {
-        let Some(path) = paths.iter().find(|path| path.reason == reason) else { continue };
-        pods += 1;
-        if pods == 1 && !path.detail.is_empty() {
-            let detail = one_line(&format!("{namespace}/{name}: {}", path.detail));
-            example = format!(", for example {detail}");
+    let mut found: Vec<(&ReportedPod, &BypassPath)> = Vec::new();
+    for pod in &report.pods {
+        if let Some(path) = pod.paths.iter().find(|path| path.reason == reason) {
+            found.push((pod, path));
         }
     }
-    if pods == 0 {
-        return String::new();
-    }
+    let Some((first_pod, first_path)) = found.first() else { return String::new() };
+    let example = describe_example(first_pod, first_path);
+    let pods = found.len();
     let label = reason.label();
     let text = reason.text();
     format!("{label} (pods: {pods}, see -o json{example}): {text}.\n")
+}
+
+/// Returns the part of a line that names a pod as an example. Empty if the path has no detail.
+fn describe_example(pod: &ReportedPod, path: &BypassPath) -> String {
+    if path.detail.is_empty() {
+        return String::new();
+    }
+    let detail = one_line(&format!("{}/{}: {}", pod.namespace, pod.name, path.detail));
+    format!(", for example {detail}")
 }
 
 fn path_row(pod: &str, path: &BypassPath) -> [String; COLUMNS.len()] {

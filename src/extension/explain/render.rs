@@ -45,15 +45,7 @@ pub fn text(explanation: &Explanation) -> String {
     if let Some(reason) = &explanation.unknown_call {
         text.push_str(&format!("Unknown:   {}\n", one_line(reason)));
     }
-    match &explanation.rules {
-        PodRules::NotReported => {}
-        PodRules::Missing(reason) => {
-            text.push_str(&format!("Rules now: missing: {}\n", one_line(reason)))
-        }
-        PodRules::Unknown(reason) => {
-            text.push_str(&format!("Rules now: unknown: {}\n", one_line(reason)))
-        }
-    }
+    text.push_str(&describe_rules_now(&explanation.rules));
     if let Verdict::Redirected(resolved) = &examined.verdict {
         if !explanation.is_annotated {
             text.push_str(UNANNOTATED);
@@ -61,6 +53,15 @@ pub fn text(explanation: &Explanation) -> String {
         text.push_str(&describe_redirect(config, resolved, &examined.paths));
     }
     text
+}
+
+/// Returns a line on the rules that the pod has now. Empty if nothing is reported of them.
+fn describe_rules_now(rules: &PodRules) -> String {
+    match rules {
+        PodRules::NotReported => String::new(),
+        PodRules::Missing(reason) => format!("Rules now: missing: {}\n", one_line(reason)),
+        PodRules::Unknown(reason) => format!("Rules now: unknown: {}\n", one_line(reason)),
+    }
 }
 
 /// Renders the explanation for programs.
@@ -118,11 +119,13 @@ fn describe_failure(error: &CniError) -> Decision {
 
 /// Returns the redirected IP families, and why IPv6 is redirected or not.
 fn describe_families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static str) {
-    match (configured, resolved) {
-        (_, Ipv6::Yes) => (Family::ALL, "yes (disableIPv6=false)"),
-        (_, Ipv6::Auto) => (Family::ALL, "yes (ipv6: auto, if the node's kernel has IPv6)"),
-        (Ipv6::Auto, _) => (Family::IPV4, "no (ipv6: auto, and the proxy listens on IPv4 only)"),
-        _ => (Family::IPV4, "no (disableIPv6=true)"),
+    match resolved {
+        Ipv6::Yes => (Family::ALL, "yes (disableIPv6=false)"),
+        Ipv6::Auto => (Family::ALL, "yes (ipv6: auto, if the node's kernel has IPv6)"),
+        Ipv6::No if configured == Ipv6::Auto => {
+            (Family::IPV4, "no (ipv6: auto, and the proxy listens on IPv4 only)")
+        }
+        Ipv6::No => (Family::IPV4, "no (disableIPv6=true)"),
     }
 }
 
@@ -141,14 +144,8 @@ fn describe_redirect(config: &Config, resolved: &ResolvedRedirect, paths: &[Bypa
     for list in &resolved.ignored {
         text.push_str(&format!("Warning:   {list}; expected {}\n", list.grammar()));
     }
-    for BypassPath { reason, detail, cause } in paths {
-        let cause = match cause {
-            Some((kind, key)) => format!(" ({kind}: {key})"),
-            None => String::new(),
-        };
-        let is_unknown = reason.outcome() == Outcome::Unknown;
-        let unknown = if is_unknown { " (unknown)" } else { "" };
-        text.push_str(&format!("Bypass:    {}{unknown} {detail}{cause}\n", reason.label()));
+    for path in paths {
+        text.push_str(&describe_path(path));
     }
     text.push_str("\nRules, as the plugin would install them now, in the form of iptables-save:\n");
     for &family in families {
@@ -158,4 +155,15 @@ fn describe_redirect(config: &Config, resolved: &ResolvedRedirect, paths: &[Bypa
         }
     }
     text
+}
+
+fn describe_path(path: &BypassPath) -> String {
+    let BypassPath { reason, detail, cause } = path;
+    let cause = match cause {
+        Some((kind, key)) => format!(" ({kind}: {key})"),
+        None => String::new(),
+    };
+    let is_unknown = reason.outcome() == Outcome::Unknown;
+    let unknown = if is_unknown { " (unknown)" } else { "" };
+    format!("Bypass:    {}{unknown} {detail}{cause}\n", reason.label())
 }
