@@ -128,11 +128,9 @@ pub fn is_injected(annotations: &Annotations) -> bool {
     if is_disabled(annotations) {
         return false;
     }
-    let created_by = annotations.get(CREATED_BY).map_or("", String::as_str);
-    match created_by.strip_prefix(INJECTOR) {
-        Some(version) => version.is_empty() || version.starts_with(' '),
-        None => false,
-    }
+    let Some(created_by) = annotations.get(CREATED_BY) else { return false };
+    let Some(version) = created_by.strip_prefix(INJECTOR) else { return false };
+    version.is_empty() || version.starts_with(' ')
 }
 
 /// Returns the error for an invalid value of an annotation.

@@ -37,11 +37,13 @@ pub fn beside_proxy(pod: &Pod) -> Vec<ContainerUser> {
     let spec = &pod.spec;
     let sidecars = spec.init_containers.iter().filter(|container| is_sidecar(container));
     let containers = spec.containers.iter().flatten().chain(&spec.ephemeral_containers);
-    containers
-        .chain(sidecars)
-        .filter(|container| container.name != PROXY)
-        .map(|container| ContainerUser::new(container, pod))
-        .collect()
+    let mut users = Vec::new();
+    for container in containers.chain(sidecars) {
+        if container.name != PROXY {
+            users.push(ContainerUser::new(container, pod));
+        }
+    }
+    users
 }
 
 /// Returns true if the init container is a native sidecar.

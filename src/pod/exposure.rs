@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::container_user::ContainerUser;
 use super::containers::{VALIDATOR, is_sidecar};
 use super::mesh::PROXY;
-use crate::kube::types::Pod;
+use crate::kube::types::{Container, Pod};
 
 /// Containers through which traffic may bypass the redirect rules. Only reports use them: the rules
 /// do not depend on them.
@@ -28,28 +28,41 @@ pub struct Exposure {
 /// the validator.
 pub fn find_exposure(pod: &Pod) -> Exposure {
     let spec = &pod.spec;
-    let init_containers = spec.init_containers.iter().filter(|init| init.name != VALIDATOR);
-    let containers = spec.containers.iter().flatten().chain(init_containers.clone());
     let mut exposure = Exposure::default();
-    for container in containers.chain(&spec.ephemeral_containers) {
-        if container.name == PROXY {
+    for container in spec.containers.iter().flatten() {
+        if container.name != PROXY {
+            exposure.add_capabilities(container);
+        }
+    }
+    for container in &spec.init_containers {
+        if container.name == PROXY || container.name == VALIDATOR {
             continue;
         }
+        exposure.add_capabilities(container);
+        if !is_sidecar(container) {
+            exposure.init_containers.push(ContainerUser::new(container, pod));
+        }
+    }
+    for container in &spec.ephemeral_containers {
+        if container.name != PROXY {
+            exposure.add_capabilities(container);
+        }
+    }
+    exposure
+}
+
+impl Exposure {
+    /// Adds the container to the lists of those capabilities that its securityContext adds.
+    fn add_capabilities(&mut self, container: &Container) {
         for (capability, names) in [
-            ("NET_ADMIN", &mut exposure.net_admin),
-            ("NET_RAW", &mut exposure.net_raw),
-            ("SYS_ADMIN", &mut exposure.sys_admin),
-            ("SYS_PTRACE", &mut exposure.sys_ptrace),
+            ("NET_ADMIN", &mut self.net_admin),
+            ("NET_RAW", &mut self.net_raw),
+            ("SYS_ADMIN", &mut self.sys_admin),
+            ("SYS_PTRACE", &mut self.sys_ptrace),
         ] {
             if container.security_context.adds(capability) {
                 names.push(container.name.clone());
             }
         }
     }
-    for container in init_containers {
-        if container.name != PROXY && !is_sidecar(container) {
-            exposure.init_containers.push(ContainerUser::new(container, pod));
-        }
-    }
-    exposure
 }

@@ -62,21 +62,26 @@ pub fn object_facts(pod: Pod) -> Result<Decision<ObjectFacts>, NotAPod> {
         Decision::Redirect(proxy) => proxy,
         Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
     };
-    let component = pod.metadata.labels.get(CONTROL_PLANE_LABEL);
-    Ok(Decision::Redirect(ObjectFacts {
-        needs_namespace: needs_namespace(&pod.metadata.annotations),
-        is_control_plane: component.is_some_and(|component| !component.is_empty()),
-        exposure: find_exposure(&pod),
-        facts: PodFacts {
-            proxy,
-            early_containers: containers::before_proxy(&pod),
-            app_containers: containers::beside_proxy(&pod),
-            uid: pod.metadata.uid,
-            annotations: redirect_annotations(pod.metadata.annotations),
-            runtime_class: pod.spec.runtime_class_name,
-            ..PodFacts::default()
-        },
-    }))
+    let needs_namespace = needs_namespace(&pod.metadata.annotations);
+    let is_control_plane = is_control_plane(&pod);
+    let exposure = find_exposure(&pod);
+    let facts = PodFacts {
+        proxy,
+        early_containers: containers::before_proxy(&pod),
+        app_containers: containers::beside_proxy(&pod),
+        uid: pod.metadata.uid,
+        annotations: redirect_annotations(pod.metadata.annotations),
+        runtime_class: pod.spec.runtime_class_name,
+        ..PodFacts::default()
+    };
+    Ok(Decision::Redirect(ObjectFacts { facts, exposure, needs_namespace, is_control_plane }))
+}
+
+fn is_control_plane(pod: &Pod) -> bool {
+    match pod.metadata.labels.get(CONTROL_PLANE_LABEL) {
+        Some(component) => !component.is_empty(),
+        None => false,
+    }
 }
 
 impl ObjectFacts {

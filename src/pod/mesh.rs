@@ -53,9 +53,14 @@ pub fn find_proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
         return Ok(Decision::Skip(SkipReason::ProxyInit));
     }
     let mut all = containers.iter().chain(init_containers);
-    let Some(container) = all.find(|container| container.name == PROXY) else {
-        return Ok(Decision::Skip(SkipReason::NoProxy));
-    };
+    match all.find(|container| container.name == PROXY) {
+        Some(container) => Ok(Decision::Redirect(read_proxy(container))),
+        None => Ok(Decision::Skip(SkipReason::NoProxy)),
+    }
+}
+
+/// Reads the settings of the container `linkerd-proxy`.
+fn read_proxy(container: &Container) -> Proxy {
     let inbound = listen_addresses(container, &["LINKERD2_PROXY_INBOUND_LISTEN_ADDR"]);
     let outbound = listen_addresses(
         container,
@@ -63,7 +68,7 @@ pub fn find_proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
     );
     let control = listen_addresses(container, &["LINKERD2_PROXY_CONTROL_LISTEN_ADDR"]);
     let admin = listen_addresses(container, &["LINKERD2_PROXY_ADMIN_LISTEN_ADDR"]);
-    Ok(Decision::Redirect(Proxy {
+    Proxy {
         // Only the container's own UID counts. Policies set the pod's user and the groups of all
         // containers alike, so exempting these would let the app's connections bypass the proxy.
         uid: container.security_context.run_as_user,
@@ -72,7 +77,7 @@ pub fn find_proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
         control_port: first_port(&control),
         admin_port: first_port(&admin),
         is_ipv4_only: is_ipv4_only(&inbound) || is_ipv4_only(&outbound),
-    }))
+    }
 }
 
 /// Parses the first of the environment variables `names` that the container has, for example
@@ -82,15 +87,28 @@ fn listen_addresses(container: &Container, names: &[&str]) -> Vec<SocketAddr> {
     for name in names {
         // The kubelet uses the last of several entries with the same name.
         if let Some(variable) = container.env.iter().rfind(|variable| variable.name == *name) {
-            let addresses = variable.value.split(',').map(str::parse);
-            return addresses.collect::<Result<_, _>>().unwrap_or_default();
+            return parse_addresses(&variable.value);
         }
     }
     Vec::new()
 }
 
+/// Parses a comma-separated list. Returns no address if one of them is invalid.
+fn parse_addresses(list: &str) -> Vec<SocketAddr> {
+    let mut addresses = Vec::new();
+    for text in list.split(',') {
+        let Ok(address) = text.parse() else { return Vec::new() };
+        addresses.push(address);
+    }
+    addresses
+}
+
 fn first_port(addresses: &[SocketAddr]) -> Option<u16> {
-    addresses.first().map(SocketAddr::port).filter(|port| *port > 0)
+    let port = addresses.first()?.port();
+    if port == 0 {
+        return None;
+    }
+    Some(port)
 }
 
 /// Returns true if the addresses are known and none of them accepts IPv6. `[::]` accepts both

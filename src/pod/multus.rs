@@ -22,7 +22,13 @@ pub fn is_attached(pod: &Pod) -> bool {
 
 /// Returns the name in `namespace/name@interface`. Namespace and interface are optional.
 fn network_name(network: &str) -> &str {
-    let (path, _) = network.trim().split_once('@').unwrap_or((network.trim(), ""));
-    let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
-    name
+    let network = network.trim();
+    let path = match network.split_once('@') {
+        Some((path, _interface)) => path,
+        None => network,
+    };
+    match path.rsplit_once('/') {
+        Some((_namespace, name)) => name,
+        None => path,
+    }
 }

@@ -49,15 +49,20 @@ fn reported_user(status: &ContainerStatus) -> Option<(String, LinuxUser)> {
 }
 
 fn has_ipv6_address(pod: &Pod) -> bool {
-    if pod.status.ips.iter().any(|address| address.ip.contains(':')) {
+    if pod.status.ips.iter().any(|address| is_ipv6(&address.ip)) {
         return true;
     }
-    let status = pod.metadata.annotations.get(NETWORK_STATUS).map_or("", String::as_str);
+    let Some(status) = pod.metadata.annotations.get(NETWORK_STATUS) else { return false };
     let networks: Vec<Value> = serde_json::from_str(status).unwrap_or_default();
-    networks
-        .iter()
-        .filter_map(|network| network["ips"].as_array())
-        .flatten()
-        .filter_map(Value::as_str)
-        .any(|ip| ip.contains(':'))
+    for network in &networks {
+        let Some(ips) = network["ips"].as_array() else { continue };
+        if ips.iter().filter_map(Value::as_str).any(is_ipv6) {
+            return true;
+        }
+    }
+    false
+}
+
+fn is_ipv6(ip: &str) -> bool {
+    ip.contains(':')
 }

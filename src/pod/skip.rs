@@ -60,11 +60,9 @@ impl PodFilter {
         if pod.namespace != namespace {
             return false;
         }
-        let rest = pod.name.strip_prefix(&self.agent_daemonset);
-        match rest.and_then(|rest| rest.strip_prefix('-')) {
-            Some(suffix) => !suffix.is_empty() && !suffix.contains('-'),
-            None => false,
-        }
+        let Some(rest) = pod.name.strip_prefix(&self.agent_daemonset) else { return false };
+        let Some(suffix) = rest.strip_prefix('-') else { return false };
+        !suffix.is_empty() && !suffix.contains('-')
     }
 }
 
@@ -82,8 +80,10 @@ pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
 
 /// Returns the pod's annotations from the network config. `None`: the runtime does not pass them.
 pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
-    let runtime: Object = serde_json::from_str(config.non_null("runtimeConfig")?.get()).ok()?;
-    serde_json::from_str(runtime.non_null(ANNOTATIONS_CAPABILITY)?.get()).ok()
+    let runtime_config = config.non_null("runtimeConfig")?;
+    let capabilities: Object = serde_json::from_str(runtime_config.get()).ok()?;
+    let annotations = capabilities.non_null(ANNOTATIONS_CAPABILITY)?;
+    serde_json::from_str(annotations.get()).ok()
 }
 
 #[cfg(test)]
