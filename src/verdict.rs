@@ -90,11 +90,15 @@ pub enum Verdict {
 /// Returns what the plugin does with the pod. The pod's name takes precedence over its containers:
 /// the agent's pods and pods in excluded namespaces must not depend on anything else.
 pub fn verdict(config: &Config, pod: &PodRef, view: PodView<'_>) -> Verdict {
-    match (view, config.filter.skip_reason(pod)) {
-        (PodView::NotCalled(why), _) => Verdict::NotCalled(why),
-        (_, Some(reason)) | (PodView::Skip(reason), None) => Verdict::Skipped(reason),
-        (PodView::Incomplete, None) => Verdict::Undecided("facts about the pod are missing".into()),
-        (PodView::Complete(facts), None) => verdict_of_meshed_pod(config, facts),
+    let is_called = !matches!(view, PodView::NotCalled(_));
+    if is_called && let Some(reason) = config.filter.skip_reason(pod) {
+        return Verdict::Skipped(reason);
+    }
+    match view {
+        PodView::NotCalled(why) => Verdict::NotCalled(why),
+        PodView::Skip(reason) => Verdict::Skipped(reason),
+        PodView::Incomplete => Verdict::Undecided("facts about the pod are missing".to_owned()),
+        PodView::Complete(facts) => verdict_of_meshed_pod(config, facts),
     }
 }
 

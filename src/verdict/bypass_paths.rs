@@ -97,7 +97,8 @@ pub fn bypass_paths(
         // A pod that may use the proxy's user may have started before ADD refused such pods.
         Verdict::Redirected(resolved)
         | Verdict::Refused(Refusal::SharedProxyUser { .. }, resolved) => {
-            let mut paths = Vec::from_iter(ipv6_path(config, resolved, observed));
+            let mut paths = Vec::new();
+            paths.extend(ipv6_path(config, resolved, observed));
             let names = container_paths(&resolved.redirect, object_facts, observed);
             paths.extend(paths_of_containers(names));
             paths.extend(redirected_ports_path(resolved));
@@ -164,10 +165,10 @@ fn ipv6_path(
         return None;
     }
     let reason = if observed.has_ipv6 { Reason::Ipv6 } else { Reason::Ipv6LinkLocal };
-    Some(match config.ipv6 {
-        Ipv6::Auto => BypassPath::new(reason, "the proxy listens on IPv4 only"),
-        _ => BypassPath::new(reason, "").caused_by("value", "disableIPv6"),
-    })
+    if config.ipv6 == Ipv6::Auto {
+        return Some(BypassPath::new(reason, "the proxy listens on IPv4 only"));
+    }
+    Some(BypassPath::new(reason, "").caused_by("value", "disableIPv6"))
 }
 
 /// Returns the path of the other inbound ports, if only some inbound ports are redirected.
@@ -181,42 +182,84 @@ fn redirected_ports_path(resolved: &ResolvedRedirect) -> Option<BypassPath> {
     Some(path.caused_by("value", "portsToRedirect"))
 }
 
-/// Returns one path for each nonempty list of ports, subnets or interfaces that are exempt from the
-/// redirect. Leaves out invalid elements, and inbound ranges that contain only the proxy's own
-/// control and admin ports.
+/// A list of ports, subnets or interfaces that are exempt from the redirect.
+struct Exemptions {
+    reason: Reason,
+    elements: Vec<String>,
+    /// Key of the plugin entry, annotation or label that sets the list.
+    key: &'static str,
+}
+
+/// Returns one path for each nonempty list of exemptions.
 fn exemption_paths(
     config: &Config,
     object_facts: &ObjectFacts,
     facts: &PodFacts,
 ) -> Vec<BypassPath> {
-    let server_ports = proxy_server_ports(facts);
-    // Reason, elements and key of each list.
-    let mut lists: Vec<(Reason, Vec<String>, &'static str)> = Vec::new();
-    for list in config.inbound_ports(facts) {
-        let ranges = list.ports().flatten();
-        let app_ranges = ranges.filter(|range| !contains_only(range, &server_ports));
-        lists.push((Reason::SkipInboundPorts, range_texts(app_ranges), list.key));
-    }
-    let list = config.outbound_ports(facts);
-    lists.push((Reason::SkipOutboundPorts, range_texts(list.ports().flatten()), list.key));
-    let api_ports = range_texts(facts.api_ports.iter().copied());
-    lists.push((Reason::SkipOutboundPorts, api_ports, CONTROL_PLANE_LABEL));
-    for (list, reason) in SUBNET_REASONS {
-        let (key, subnets) = config.valid_subnets(facts, list);
-        lists.push((reason, subnets.into_iter().map(|subnet| subnet.text).collect(), key));
-    }
-    let list = config.inner_interface_list(facts);
-    let (interfaces, _) = list.interfaces();
-    let names = interfaces.into_iter().map(|interface| interface.to_string()).collect();
-    lists.push((Reason::InnerInterfaces, names, list.key));
+    let mut lists = inbound_port_exemptions(config, facts);
+    lists.extend(outbound_port_exemptions(config, facts));
+    lists.extend(subnet_exemptions(config, facts));
+    lists.push(interface_exemptions(config, facts));
     let mut paths = Vec::new();
-    for (reason, elements, key) in lists {
+    for Exemptions { reason, elements, key } in lists {
         if !elements.is_empty() {
             let path = BypassPath::new(reason, elements.join(", "));
             paths.push(path.caused_by_key(key, object_facts));
         }
     }
     paths
+}
+
+/// Returns the valid inbound ports, without ranges that contain only the proxy's own control and
+/// admin ports.
+fn inbound_port_exemptions(config: &Config, facts: &PodFacts) -> Vec<Exemptions> {
+    let server_ports = proxy_server_ports(facts);
+    let mut lists = Vec::new();
+    for list in config.inbound_ports(facts) {
+        let ranges = list.ports().flatten();
+        let app_ranges = ranges.filter(|range| !contains_only(range, &server_ports));
+        lists.push(Exemptions {
+            reason: Reason::SkipInboundPorts,
+            elements: range_texts(app_ranges),
+            key: list.key,
+        });
+    }
+    lists
+}
+
+/// Returns the valid outbound ports, and the API server's ports.
+fn outbound_port_exemptions(config: &Config, facts: &PodFacts) -> [Exemptions; 2] {
+    let list = config.outbound_ports(facts);
+    let ports = Exemptions {
+        reason: Reason::SkipOutboundPorts,
+        elements: range_texts(list.ports().flatten()),
+        key: list.key,
+    };
+    let api_ports = Exemptions {
+        reason: Reason::SkipOutboundPorts,
+        elements: range_texts(facts.api_ports.iter().copied()),
+        key: CONTROL_PLANE_LABEL,
+    };
+    [ports, api_ports]
+}
+
+/// Returns the valid subnets.
+fn subnet_exemptions(config: &Config, facts: &PodFacts) -> Vec<Exemptions> {
+    let mut lists = Vec::new();
+    for (list, reason) in SUBNET_REASONS {
+        let (key, subnets) = config.valid_subnets(facts, list);
+        let elements = subnets.into_iter().map(|subnet| subnet.text).collect();
+        lists.push(Exemptions { reason, elements, key });
+    }
+    lists
+}
+
+/// Returns the valid names of interfaces inside the pod.
+fn interface_exemptions(config: &Config, facts: &PodFacts) -> Exemptions {
+    let list = config.inner_interface_list(facts);
+    let (interfaces, _invalid) = list.interfaces();
+    let elements = interfaces.into_iter().map(|interface| interface.to_string()).collect();
+    Exemptions { reason: Reason::InnerInterfaces, elements, key: list.key }
 }
 
 /// Returns the ports of the proxy's admin and control servers. Connections to them do not reach the
@@ -240,8 +283,8 @@ fn server_port(
     if let Some(port) = container_port {
         return port;
     }
-    let annotated_port = facts.annotations.get(annotation).and_then(|text| text.parse().ok());
-    annotated_port.unwrap_or(default)
+    let Some(text) = facts.annotations.get(annotation) else { return default };
+    text.parse().unwrap_or(default)
 }
 
 /// Returns true if every port of the range is one of `ports`.

@@ -49,23 +49,35 @@ pub fn container_paths(
     observed: &Observed,
 ) -> Vec<(Reason, Vec<String>)> {
     let mut names = NamesByReason::default();
-    for (containers, same_id_reason) in [
-        (&object_facts.facts.app_containers, Reason::ProxyUser),
-        (&object_facts.exposure.init_containers, Reason::InitProxyUser),
-    ] {
-        for container in containers {
-            let container = observed.with_reported_user(container);
-            let accesses = container.proxy_user_access(redirect);
-            for access in &accesses {
-                names.add(access_reason(*access, same_id_reason), &container.name);
-            }
-            if container.is_root_with_net_raw() && !accesses.contains(&ProxyUserAccess::Root) {
-                names.add(Reason::RootContainer, &container.name);
-            }
-        }
+    for container in &object_facts.facts.app_containers {
+        let container = observed.with_reported_user(container);
+        add_user(&mut names, &container, redirect, Reason::ProxyUser);
+    }
+    for container in &object_facts.exposure.init_containers {
+        let container = observed.with_reported_user(container);
+        add_user(&mut names, &container, redirect, Reason::InitProxyUser);
     }
     add_capabilities(&mut names, &object_facts.exposure);
     names.sorted()
+}
+
+/// Adds the container under each reason that its user gives. `same_id_reason` applies if it starts
+/// with the proxy's UID or GID.
+fn add_user(
+    names: &mut NamesByReason,
+    container: &ContainerUser,
+    redirect: &Redirect,
+    same_id_reason: Reason,
+) {
+    let accesses = container.proxy_user_access(redirect);
+    for access in &accesses {
+        names.add(access_reason(*access, same_id_reason), &container.name);
+    }
+    // The access as root has the same reason, under which the container is named only once.
+    let is_named_as_root = accesses.contains(&ProxyUserAccess::Root);
+    if container.is_root_with_net_raw() && !is_named_as_root {
+        names.add(Reason::RootContainer, &container.name);
+    }
 }
 
 /// Returns the names of the containers that may bypass the proxy whatever the pod's redirect is,

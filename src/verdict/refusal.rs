@@ -65,10 +65,11 @@ fn is_sandboxed(config: &Config, runtime_class: &str) -> bool {
 /// Returns true if the RuntimeClass is named `class`, or `class` followed by a dash and a suffix.
 /// An empty `class` matches no RuntimeClass.
 fn matches_class(runtime_class: &str, class: &str) -> bool {
-    match runtime_class.strip_prefix(class) {
-        Some(rest) => !class.is_empty() && (rest.is_empty() || rest.starts_with('-')),
-        None => false,
+    if class.is_empty() {
+        return false;
     }
+    let Some(suffix) = runtime_class.strip_prefix(class) else { return false };
+    suffix.is_empty() || suffix.starts_with('-')
 }
 
 impl Refusal {
@@ -98,13 +99,6 @@ fn shared_user_error(
     proxy_uid: Option<u32>,
     proxy_gid: Option<u32>,
 ) -> Error {
-    let mut ids = Vec::new();
-    if let Some(uid) = proxy_uid {
-        ids.push(format!("UID {uid}"));
-    }
-    if let Some(gid) = proxy_gid {
-        ids.push(format!("GID {gid}"));
-    }
     let mut lists = Vec::new();
     for (reason, names) in containers {
         let named = names[..names.len().min(MAX_NAMED_CONTAINERS)].join(", ");
@@ -113,8 +107,19 @@ fn shared_user_error(
     let problem = format!(
         "containers run as the proxy's user ({}), or nothing proves that they cannot, so their \
          connections could bypass the proxy ({})",
-        ids.join(", "),
+        describe_ids(proxy_uid, proxy_gid),
         lists.join("; ")
     );
     Error::new(Failure::SharedProxyUser, problem)
+}
+
+fn describe_ids(uid: Option<u32>, gid: Option<u32>) -> String {
+    let mut ids = Vec::new();
+    if let Some(uid) = uid {
+        ids.push(format!("UID {uid}"));
+    }
+    if let Some(gid) = gid {
+        ids.push(format!("GID {gid}"));
+    }
+    ids.join(", ")
 }
