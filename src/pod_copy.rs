@@ -102,6 +102,12 @@ struct PodCopy {
     decision: Box<RawValue>,
 }
 
+impl PodCopy {
+    fn is_of(&self, pod: &PodRef) -> bool {
+        self.namespace == pod.namespace && self.name == pod.name && self.uid == pod.uid
+    }
+}
+
 /// Returns the format of this program's files: [`FACTS_VERSION`], and a digest of the annotations
 /// that the facts have, and of which of them come from the namespace, too.
 fn format() -> String {
@@ -151,36 +157,48 @@ pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<PublishedPod>, Error>
 
 /// Parses a pod's file. The error is the rest of a sentence that starts with "PATH is".
 fn parse(bytes: &[u8], access: FileAccess, pod: &PodRef) -> Result<PublishedPod, String> {
-    if access.uid != geteuid().as_raw() || access.mode & 0o022 != 0 {
+    if !can_only_root_write(access) {
         return Err("not a file that only root can write".to_owned());
     }
-    let copy: PodCopy = redact::decode_object(bytes)
-        .map_err(|error| format!("not a copy of a pod: {}", redact::describe_json_error(&error)))?;
-    let PodCopy { format: written_for, namespace, name, uid, decision } = copy;
-    if namespace != pod.namespace || name != pod.name || uid != pod.uid {
+    let copy: PodCopy = redact::decode_object(bytes).map_err(not_a_copy)?;
+    if !copy.is_of(pod) {
         return Err(format!(
             "the copy of pod {}/{} with UID {}",
-            quote(&namespace),
-            quote(&name),
-            quote(&uid)
+            quote(&copy.namespace),
+            quote(&copy.name),
+            quote(&copy.uid)
         ));
     }
-    if written_for != format() {
-        return Ok(PublishedPod::OtherFormat { is_meshed: is_redirect(&decision) });
+    if copy.format != format() {
+        return Ok(PublishedPod::OtherFormat { is_meshed: is_redirect(&copy.decision) });
     }
-    let decision: Option<Decision<PodFacts>> = serde_json::from_str(decision.get())
-        .map_err(|error| format!("not a copy of a pod: {}", redact::describe_json_error(&error)))?;
+    let decision: Option<Decision<PodFacts>> =
+        serde_json::from_str(copy.decision.get()).map_err(not_a_copy)?;
     match decision {
         Some(decision) => Ok(PublishedPod::Decision(Box::new(decision))),
         None => Ok(PublishedPod::TooLarge),
     }
 }
 
-/// Returns whether a decision in another format is to redirect the pod. If the facts were too
-/// large, it is.
+/// Whether no other user than this process's, which is root, can write the file.
+fn can_only_root_write(access: FileAccess) -> bool {
+    let is_own = access.uid == geteuid().as_raw();
+    let can_others_write = access.mode & 0o022 != 0;
+    is_own && !can_others_write
+}
+
+fn not_a_copy(error: serde_json::Error) -> String {
+    format!("not a copy of a pod: {}", redact::describe_json_error(&error))
+}
+
+/// Returns whether a decision in another format is to redirect the pod.
 fn is_redirect(decision: &RawValue) -> bool {
-    let decision: Result<Option<Decision<IgnoredAny>>, _> = serde_json::from_str(decision.get());
-    matches!(decision, Ok(None | Some(Decision::Redirect(IgnoredAny))))
+    match serde_json::from_str::<Option<Decision<IgnoredAny>>>(decision.get()) {
+        Ok(Some(Decision::Redirect(IgnoredAny))) => true,
+        // The facts of the meshed pod were too large.
+        Ok(None) => true,
+        Ok(Some(Decision::Skip(_))) | Err(_) => false,
+    }
 }
 
 /// Reads what the node's copy says about the pod. If a live agent keeps the copy but has not
@@ -205,15 +223,23 @@ pub fn read_or_wait(run_dir: &Path, pod: &PodRef, longest_wait: Duration) -> Nod
         }
         let is_kept = is_kept(run_dir);
         // The agent writes no file for a pod without a valid UID, so waiting for one is useless.
-        let can_have_file = path(run_dir, pod).is_ok();
-        if !is_kept || has_unusable_file || !can_have_file || deadline.has_passed() {
-            return match (is_meshed, is_kept) {
-                (true, _) => NodeCopy::Meshed,
-                (false, true) => NodeCopy::Lacks,
-                (false, false) => NodeCopy::Unkept,
-            };
+        let may_file_follow = is_kept && !has_unusable_file && path(run_dir, pod).is_ok();
+        if may_file_follow && !deadline.has_passed() {
+            thread::sleep(POLL_INTERVAL.min(deadline.remaining()));
+            continue;
         }
-        thread::sleep(POLL_INTERVAL.min(deadline.remaining()));
+        return copy_without_decision(is_meshed, is_kept);
+    }
+}
+
+/// Returns what the copy says about a pod without a readable decision.
+fn copy_without_decision(is_meshed: bool, is_kept: bool) -> NodeCopy {
+    if is_meshed {
+        NodeCopy::Meshed
+    } else if is_kept {
+        NodeCopy::Lacks
+    } else {
+        NodeCopy::Unkept
     }
 }
 
@@ -238,12 +264,18 @@ pub fn publish_too_large(run_dir: &Path, pod: PodRef) -> Result<(), Error> {
 
 fn write(run_dir: &Path, pod: PodRef, decision: Option<Decision<PodFacts>>) -> Result<(), Error> {
     let path = path(run_dir, &pod)?;
+    let content = match encode(pod, decision) {
+        Ok(content) => content,
+        Err(error) => return Err(Error::Invalid { path, problem: error.to_string() }),
+    };
+    files::write(&path, &content, FileAccess::own(0o600))?;
+    Ok(())
+}
+
+fn encode(pod: PodRef, decision: Option<Decision<PodFacts>>) -> serde_json::Result<Vec<u8>> {
     let PodRef { namespace, name, uid } = pod;
-    let content = to_raw_value(&decision)
-        .map(|decision| PodCopy { format: format(), namespace, name, uid, decision })
-        .and_then(|copy| serde_json::to_vec(&copy))
-        .map_err(|error| Error::Invalid { path: path.clone(), problem: error.to_string() })?;
-    Ok(files::write(&path, &content, FileAccess::own(0o600))?)
+    let decision = to_raw_value(&decision)?;
+    serde_json::to_vec(&PodCopy { format: format(), namespace, name, uid, decision })
 }
 
 /// Removes the pod's file. Returns whether there was one.
@@ -356,8 +388,10 @@ pub fn is_kept(run_dir: &Path) -> bool {
     let Ok(file) = File::open(dir(run_dir).join(LOCK)) else { return false };
     // The kernel replaces the write lock in `lock` by the lock that conflicts with it.
     let mut lock = lock_of_whole_file(libc::F_WRLCK);
-    fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)).is_ok()
-        && c_int::from(lock.l_type) == libc::F_RDLCK
+    if fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)).is_err() {
+        return false;
+    }
+    c_int::from(lock.l_type) == libc::F_RDLCK
 }
 
 /// Describes a lock of this type on the whole file. `l_pid` must be 0 for a lock of an open file.
