@@ -189,11 +189,12 @@ impl Queue {
         }
     }
 
-    /// Returns whether to report `why` the pod is left unchanged (see [`Attempts::is_report_due`]);
-    /// `false` if the pod was deleted meanwhile.
-    pub fn is_report_due(&self, pod: &StrandedPod, why: &str) -> bool {
+    /// Records a report of `why` the pod is left unchanged, if the report is due (see
+    /// [`Attempts::record_report_if_due`]). Returns whether it is due; `false` if the pod was
+    /// deleted meanwhile.
+    pub fn record_report_if_due(&self, pod: &StrandedPod, why: &str) -> bool {
         match self.lock().attempts(pod) {
-            Some(attempts) => attempts.is_report_due(why, Instant::now()),
+            Some(attempts) => attempts.record_report_if_due(why, Instant::now()),
             None => false,
         }
     }

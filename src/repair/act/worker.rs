@@ -226,7 +226,7 @@ impl Worker {
     /// Reports why the pod is left unchanged for now, unless the same reason was reported for it a
     /// short time ago.
     fn report_skipped(&mut self, pod: &StrandedPod, why: &str) {
-        if self.shared.queue.is_report_due(pod, why) {
+        if self.shared.queue.record_report_if_due(pod, why) {
             self.shared.publish_skip(&mut self.connection, &pod.found, why);
         }
     }

@@ -161,7 +161,7 @@ fn records_of_a_deleted_pod_are_ignored() {
     queue.remove("0");
     queue.retry(&pod(0), Duration::ZERO);
     assert!(!queue.record_complete(&pod(0)));
-    assert!(!queue.is_report_due(&pod(0), "why"));
+    assert!(!queue.record_report_if_due(&pod(0), "why"));
     assert!(queue.push(pod(1)));
     assert_eq!(next(&queue), pod(1));
 }

@@ -85,7 +85,10 @@ impl Attempts {
     pub fn record_failure(&mut self, now: Instant) -> bool {
         self.record_attempt(now, Duration::ZERO);
         let since = *self.failing_since.get_or_insert(now);
-        now >= since + FAILURE_GRACE && self.is_report_due(REPAIR_FAILS, now)
+        if now < since + FAILURE_GRACE {
+            return false;
+        }
+        self.record_report_if_due(REPAIR_FAILS, now)
     }
 
     pub fn record_repair(&mut self) {
@@ -114,9 +117,9 @@ impl Attempts {
         was_complete
     }
 
-    /// Returns whether to report `why` the pod is left unchanged: a new reason at once, the same
-    /// reason once in [`REPORT_INTERVAL`]. If so, records the report.
-    pub fn is_report_due(&mut self, why: &str, now: Instant) -> bool {
+    /// Records a report of `why` the pod is left unchanged, if the report is due: a new reason at
+    /// once, the same reason once in [`REPORT_INTERVAL`]. Returns whether it is due.
+    pub fn record_report_if_due(&mut self, why: &str, now: Instant) -> bool {
         if let Some(last) = &self.last_report
             && last.why == why
             && now < last.at + REPORT_INTERVAL
@@ -179,7 +182,7 @@ mod tests {
             ("the same soon after the second report", "a", 79, false),
             ("another reason", "b", 79, true),
         ] {
-            assert_eq!(attempts.is_report_due(why, begin + minutes(at)), is_due, "{name}");
+            assert_eq!(attempts.record_report_if_due(why, begin + minutes(at)), is_due, "{name}");
         }
     }
 
@@ -188,10 +191,10 @@ mod tests {
         let begin = Instant::now();
         let mut attempts = Attempts::none(begin);
         assert!(!attempts.end(begin), "nothing was reported");
-        assert!(attempts.is_report_due("a", begin));
+        assert!(attempts.record_report_if_due("a", begin));
         assert!(attempts.end(begin));
         assert!(!attempts.end(begin), "only once");
-        assert!(attempts.is_report_due("a", begin), "the pod lacks rules again");
+        assert!(attempts.record_report_if_due("a", begin), "the pod lacks rules again");
         attempts.record_repair();
         assert!(!attempts.end(begin), "the Event of the repair has ended the report");
         attempts.record_report_only(begin);
