@@ -126,39 +126,56 @@ fn end(main_loop: &mut MainLoop, stop_publishing: &AtomicBool) -> Result<(), Err
         verdict = decide(main_loop)?;
     }
     let reconciler = &main_loop.reconciler;
-    let Some(verdict) = verdict else {
-        info!("nothing is installed on this node");
-        reconciler.record_socket.stop();
-        stop_publishing.store(true, Ordering::Relaxed);
-        pods::clear_copy(&reconciler.settings);
-        return Ok(());
-    };
     match verdict {
-        Verdict::LeaveInPlace(why) | Verdict::AskAgain(why) => {
-            // The socket is closed only now, because runtimes called the plugin while the agent was
-            // deciding, and the records of these calls had to be logged.
-            reconciler.record_socket.stop();
-            reconciler.restore_upstream_kubeconfig();
-            info!("{PLUGIN} is left in place for the next agent: {why}");
+        None => {
+            end_on_empty_node(reconciler, stop_publishing);
+            Ok(())
         }
-        Verdict::Uninstall(why) => {
-            info!("uninstalling: {why}");
-            stop_publishing.store(true, Ordering::Relaxed);
-            let result = uninstall_and_record(&reconciler.settings, &reconciler.mounts);
-            // An older agent may be waiting for this one to end, and uninstalls once this socket is
-            // gone. So the socket stays until this uninstall is over.
-            reconciler.record_socket.stop();
-            if let Err(error) = result {
-                // Perhaps an upstream agent chained its plugin again after each removal. That
-                // plugin needs the kubeconfig of the upstream agent.
-                reconciler.restore_upstream_kubeconfig();
-                let event = failed_uninstall_event(&error);
-                reconciler.api.report_failed_uninstall(event, LAST_EVENT_TIMEOUT);
-                return Err(error);
-            }
+        Some(Verdict::LeaveInPlace(why) | Verdict::AskAgain(why)) => {
+            leave_in_place(reconciler, &why);
+            Ok(())
         }
+        Some(Verdict::Uninstall(why)) => end_with_uninstall(reconciler, stop_publishing, &why),
     }
-    Ok(())
+}
+
+/// Ends the agent on a node where nothing is installed.
+fn end_on_empty_node(reconciler: &Reconciler, stop_publishing: &AtomicBool) {
+    info!("nothing is installed on this node");
+    reconciler.record_socket.stop();
+    stop_publishing.store(true, Ordering::Relaxed);
+    pods::clear_copy(&reconciler.settings);
+}
+
+/// Ends the agent, and leaves the plugin in place for the next agent, for the reason `why`.
+fn leave_in_place(reconciler: &Reconciler, why: &str) {
+    // The socket is closed only now, because runtimes called the plugin while the agent was
+    // deciding, and the records of these calls had to be logged.
+    reconciler.record_socket.stop();
+    reconciler.restore_upstream_kubeconfig();
+    info!("{PLUGIN} is left in place for the next agent: {why}");
+}
+
+/// Ends the agent with an uninstall, for the reason `why`. Reports a failure in an Event.
+fn end_with_uninstall(
+    reconciler: &Reconciler,
+    stop_publishing: &AtomicBool,
+    why: &str,
+) -> Result<(), Error> {
+    info!("uninstalling: {why}");
+    stop_publishing.store(true, Ordering::Relaxed);
+    let result = uninstall_and_record(&reconciler.settings, &reconciler.mounts);
+    // An older agent may be waiting for this one to end, and uninstalls once this socket is gone.
+    // So the socket stays until this uninstall is over.
+    reconciler.record_socket.stop();
+    if let Err(error) = &result {
+        // Perhaps an upstream agent chained its plugin again after each removal. That plugin needs
+        // the kubeconfig of the upstream agent.
+        reconciler.restore_upstream_kubeconfig();
+        let event = failed_uninstall_event(error);
+        reconciler.api.report_failed_uninstall(event, LAST_EVENT_TIMEOUT);
+    }
+    result
 }
 
 /// Waits until there is proof for or against an uninstall, or until the time to decide is over.
@@ -184,10 +201,13 @@ fn decide(main_loop: &mut MainLoop) -> Result<Option<Verdict>, Error> {
         if !matches!(verdict, Verdict::AskAgain(_)) {
             return Ok(Some(verdict));
         }
-        if is_left_to_newer_agent && !newer_agent_runs && !main_loop.reconciler.is_installed() {
+        let newer_agent_has_ended = is_left_to_newer_agent && !newer_agent_runs;
+        if newer_agent_has_ended && !main_loop.reconciler.is_installed() {
             return Ok(None);
         }
-        is_left_to_newer_agent |= newer_agent_runs;
+        if newer_agent_runs {
+            is_left_to_newer_agent = true;
+        }
         let waker = main_loop.watch.waker.clone();
         decision.start_requests(settings, api, waker).map_err(Error::Thread)?;
         // Both waits return early if another signal arrives. That signal is ignored, because the
@@ -218,7 +238,10 @@ pub fn uninstall(settings: &Settings) -> Result<(), Error> {
     info!("uninstalling");
     uninstall_and_record(settings, &Mounts::at_start(&settings.node))?;
     let missing = missing_cni_dirs(&settings.node);
-    if missing.is_empty() { Ok(()) } else { Err(Error::Uninstall(missing)) }
+    if !missing.is_empty() {
+        return Err(Error::Uninstall(missing));
+    }
+    Ok(())
 }
 
 /// Returns an error for each CNI directory of the settings that does not exist.

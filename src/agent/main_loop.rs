@@ -10,6 +10,7 @@ use tracing::{info, warn};
 
 use super::Error;
 use super::file_watch::FileWatch;
+use super::readiness::Status;
 use super::reconcile::Reconciler;
 use super::reconcile::findings::Finding;
 use super::reconcile::judge::Judgement;
@@ -50,25 +51,41 @@ impl MainLoop {
     /// Waits until a reconcile pass is due, at most for `longest`, and runs the pass. If a signal
     /// ends the wait, runs no pass and returns the signal.
     pub fn step(&mut self, longest: Duration) -> Result<Option<Signal>, Error> {
-        let signal = self.watch.wait(self.until_next_pass.min(longest)).map_err(Error::Wait)?;
-        if signal.is_some() {
-            return Ok(signal);
+        let timeout = self.until_next_pass.min(longest);
+        if let Some(signal) = self.watch.wait(timeout).map_err(Error::Wait)? {
+            return Ok(Some(signal));
         }
+        self.run_pass();
+        Ok(None)
+    }
+
+    /// Runs a reconcile pass, logs its problems, and sets the time of the next pass.
+    fn run_pass(&mut self) {
         let settings = Arc::clone(&self.reconciler.settings);
         let status = Arc::clone(&self.reconciler.status);
         status.state().running_since = Some(Instant::now());
-        let mut findings = Vec::new();
-        if let Err(why) = status.serve(settings.admin_address) {
-            findings.push((Subject::AdminListener, Finding::Problem(why)));
-        }
-        if let Err(why) = self.watch.watch_dirs(&watched_dirs(&settings)) {
-            findings.push((Subject::Inotify, Finding::Problem(why)));
-        }
+        let findings = self.open_port_and_watches(&settings, &status);
         let judgement = self.reconciler.pass(findings);
         self.log_changes(&judgement);
         self.until_next_pass = time_to_next_pass(&judgement, settings.resync);
         status.end_pass();
-        Ok(None)
+    }
+
+    /// Opens the port of the admin server, and watches the directories. Does nothing for what is
+    /// open already. Returns what failed.
+    fn open_port_and_watches(
+        &mut self,
+        settings: &Settings,
+        status: &Arc<Status>,
+    ) -> Vec<(Subject, Finding)> {
+        let mut findings = Vec::new();
+        if let Err(why) = status.serve(settings.admin_address) {
+            findings.push((Subject::AdminListener, Finding::Problem(why)));
+        }
+        if let Err(why) = self.watch.watch_dirs(&watched_dirs(settings)) {
+            findings.push((Subject::Inotify, Finding::Problem(why)));
+        }
+        findings
     }
 
     /// Logs each problem that is new or has changed since the last pass, and each one that is
@@ -93,9 +110,14 @@ fn watched_dirs(settings: &Settings) -> Vec<&Path> {
     let mut dirs: Vec<&Path> = vec![&node.net_dir, &node.bin_dir, &settings.service_account_dir];
     // The record socket is in the run dir. It changes when a newer agent starts or ends, and a pass
     // then has to decide whether to yield.
-    dirs.extend(node.run_dir.as_deref());
-    let ca_dir = settings.ca_file.as_deref().and_then(Path::parent);
-    dirs.extend(ca_dir);
+    if let Some(run_dir) = &node.run_dir {
+        dirs.push(run_dir);
+    }
+    if let Some(ca_file) = &settings.ca_file
+        && let Some(ca_dir) = ca_file.parent()
+    {
+        dirs.push(ca_dir);
+    }
     dirs
 }
 
