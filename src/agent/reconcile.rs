@@ -31,9 +31,9 @@ use crate::conflist::{Entry, PLUGIN, plan};
 use crate::files;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::binaries::Binaries;
-use crate::node::contention::{ContendedFile, LimitedWriter};
+use crate::node::contention::{ContendedFile, LimitedWriter, WrittenFile};
 use crate::node::install::bin_dir::BinDirCheck;
-use crate::node::install::network_configs::{Chaining, ConfigsOutcome};
+use crate::node::install::network_configs::Chaining;
 use crate::node::install::run_check::RunCheck;
 use crate::node::install::{self, StepOutcome, kubeconfig::HostName};
 use crate::node::leftovers::{LeftoversOutcome, LeftoversRemoval};
@@ -130,32 +130,27 @@ impl Reconciler {
             kubeconfig::decide(&settings, &self.api, is_stopping, kept.agent, &token, &observed);
         // Nothing is installed on an empty node until there is a token for the plugin.
         let lacks_token = is_stopping || token.text.is_err();
-        let is_deferred = lacks_token && observed.is_empty() && !observed.has_plugin;
+        let has_nothing = observed.is_empty() && !observed.has_plugin;
+        let is_deferred = lacks_token && has_nothing;
 
         let desired = decision.text_to_write();
-        let writer = &mut self.writer;
-        let upstream = &mut self.other_agents.upstream_kubeconfig;
-        let host_name =
-            install::kubeconfig::replace_host_name(node, &observed, desired, upstream, writer);
+        let host_name = install::kubeconfig::replace_host_name(
+            node,
+            &observed,
+            desired,
+            &mut self.other_agents.upstream_kubeconfig,
+            &mut self.writer,
+        );
         let mut binaries = StepOutcome::default();
         if !is_deferred && host_name != HostName::Stays {
-            let keeps_other_binaries = kept.agent.is_some();
-            let run_check = &mut self.run_check;
-            binaries = install::binaries::install(
-                node,
-                &observed,
-                keeps_other_binaries,
-                &mut self.binaries,
-                run_check,
-                writer,
-            );
-            // The plugin of an upstream agent is not run here. It may need the node's libc, and the
-            // pods that it has started show that it can be run.
-            if binaries.problem.is_none() && kept.agent != Some(OtherAgent::Upstream) {
-                install::binaries::check_installed(node, &observed, run_check, &mut binaries);
-            }
+            binaries = self.install_binaries(&observed, kept.agent);
         }
-        let kubeconfig = install::kubeconfig::install(node, desired, upstream, writer);
+        let kubeconfig = install::kubeconfig::install(
+            node,
+            desired,
+            &mut self.other_agents.upstream_kubeconfig,
+            &mut self.writer,
+        );
         // The token in the kubeconfig does not matter here. Even if the API server rejects it, the
         // plugin is chained, because without the plugin meshed pods start without redirect rules.
         let has_kubeconfig = decision.missing().is_none() && kubeconfig.problem.is_none();
@@ -206,6 +201,27 @@ impl Reconciler {
         )
     }
 
+    /// Copies the plugin binaries to the host, and runs the installed plugin. `kept` is the agent
+    /// whose plugin binary stays in use.
+    fn install_binaries(&mut self, observed: &Observed, kept: Option<OtherAgent>) -> StepOutcome {
+        let node = &self.settings.node;
+        let keeps_other_binaries = kept.is_some();
+        let mut outcome = install::binaries::install(
+            node,
+            observed,
+            keeps_other_binaries,
+            &mut self.binaries,
+            &mut self.run_check,
+            &mut self.writer,
+        );
+        // The plugin of an upstream agent is not run here. It may need the node's libc, and the
+        // pods that it has started show that it can be run.
+        if outcome.problem.is_none() && kept != Some(OtherAgent::Upstream) {
+            install::binaries::check_installed(node, observed, &mut self.run_check, &mut outcome);
+        }
+        outcome
+    }
+
     /// Keeps the plugin entry in the network configs correct, which may be the entry of this agent
     /// or of another. Writes only if binary and kubeconfig are in place (`can_chain`). `is_locked`
     /// says that no other agent of this project writes at the same time. `kept` is the agent whose
@@ -220,11 +236,7 @@ impl Reconciler {
         let newer_agent_runs = kept == Some(OtherAgent::Newer);
         let mut configs = match observed.configs {
             Ok(configs) => configs,
-            Err(error) => {
-                let problem = Some(error.to_string());
-                let outcome = ConfigsOutcome { problem, ..ConfigsOutcome::default() };
-                return ConfigsReconciled { outcome, ..ConfigsReconciled::default() };
-            }
+            Err(error) => return ConfigsReconciled::failed(error.to_string()),
         };
         let settings = Arc::clone(&self.settings);
         let node = &settings.node;
@@ -233,31 +245,29 @@ impl Reconciler {
         if kept.is_none() {
             chain = self.withdrawals.decide(node, &self.entry, &self.api);
         }
-        let withdrawn = chain.withdrawn_for.as_ref();
-        let withdrawn = withdrawn.map(|evidence| withdrawals::describe(node, evidence));
+        let is_withdrawn = chain.withdrawn_for.is_some();
         let mut leftovers = LeftoversOutcome::default();
-        let mut yielded = None;
         if can_chain && !self.leftovers.is_complete() {
             leftovers = self.leftovers.attempt(node, &observed.saved, is_locked);
             // Some of these network configs may have been leftovers, and are removed now.
             configs.retain(|file| node.net_dir.join(&file.name).symlink_metadata().is_ok());
         }
-        if can_chain && withdrawn.is_none() {
+        let mut yielded = None;
+        if can_chain && !is_withdrawn {
             let own = &self.entry;
             yielded = self.other_agents.decide_entry_in_use(node, newer_agent_runs, own, &configs);
         }
+        let is_left_to_newer_agent =
+            newer_agent_runs && self.leaves_writes_to_newer_agent(&configs, &observed.saved);
         let chaining = Chaining {
             settings: node,
             own: &self.entry,
             yielded: yielded.as_ref().map(|yielded| &yielded.entry),
-            is_left_to_newer_agent: newer_agent_runs
-                && (self.has_usable_entry(&configs, &observed.saved)
-                    || has_withdrawn_its_chain(node)
-                    || self.withdrawals.has_withdrawn()),
+            is_left_to_newer_agent,
             can_chain,
             is_locked,
             bin_dir: self.bin_dir.check(node, settings.require_network_plugins, &configs),
-            withdrawn,
+            withdrawn: chain.describe_withdrawal(node),
         };
         let outcome = install::network_configs::install(
             &chaining,
@@ -265,8 +275,9 @@ impl Reconciler {
             observed.saved,
             &mut self.writer,
         );
-        let is_own_chain = kept.is_none() && can_chain && outcome.problem.is_none();
-        if is_own_chain && yielded.is_none() && chain.withdrawn_for.is_none() {
+        let has_chained = can_chain && !is_withdrawn && outcome.problem.is_none();
+        let is_own_chain = kept.is_none() && yielded.is_none();
+        if has_chained && is_own_chain {
             self.withdrawals.remove_outdated_record(node);
         }
         let mut chain_in_place = None;
@@ -275,6 +286,14 @@ impl Reconciler {
         }
         self.api.observe_chain(chain_in_place);
         ConfigsReconciled { leftovers, yielded, outcome }
+    }
+
+    /// Returns whether this agent writes no network config while a newer agent runs: because the
+    /// plugin is chained already, or because one of the two agents has withdrawn its chain.
+    fn leaves_writes_to_newer_agent(&self, configs: &[ConfigFile], saved: &SavedState) -> bool {
+        self.has_usable_entry(configs, saved)
+            || has_withdrawn_its_chain(&self.settings.node)
+            || self.withdrawals.has_withdrawn()
     }
 
     /// Returns the chain of this agent, if the runtime calls the plugin through it for each pod.
@@ -335,12 +354,7 @@ impl Reconciler {
         metrics.token_expiration_timestamp_seconds.set(expires);
         for ContendedFile { file, is_new, .. } in contended {
             if *is_new {
-                self.api.report_event(Event::on_node(EventContent {
-                    kind: EventType::Warning,
-                    reason: "LinkerdCNIContention",
-                    action: "Chaining",
-                    note: file.to_string(),
-                }));
+                self.api.report_event(contention_event(file));
             }
         }
     }
@@ -370,6 +384,15 @@ impl Reconciler {
     }
 }
 
+fn contention_event(file: &WrittenFile) -> Event {
+    Event::on_node(EventContent {
+        kind: EventType::Warning,
+        reason: "LinkerdCNIContention",
+        action: "Chaining",
+        note: file.to_string(),
+    })
+}
+
 /// Returns whether the newer agent has withdrawn its chain, so that this agent must not chain the
 /// plugin in its place. An unreadable record counts as one.
 fn has_withdrawn_its_chain(settings: &NodeSettings) -> bool {
@@ -391,7 +414,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::node::contention::WrittenFile;
 
     #[test]
     fn ready_reports_a_file_as_being_corrected_while_it_is_written() {

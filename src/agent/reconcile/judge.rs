@@ -38,6 +38,14 @@ pub struct ConfigsReconciled {
     pub outcome: ConfigsOutcome,
 }
 
+impl ConfigsReconciled {
+    /// Returns the outcomes of a pass that could not read the net dir, for this reason.
+    pub fn failed(problem: String) -> ConfigsReconciled {
+        let outcome = ConfigsOutcome { problem: Some(problem), ..ConfigsOutcome::default() };
+        ConfigsReconciled { outcome, ..ConfigsReconciled::default() }
+    }
+}
+
 /// What the checks of a pass found, after its install steps.
 pub struct Verified {
     pub self_test: SelfTestState,
@@ -86,9 +94,12 @@ impl Installed {
 
     /// Returns whether all files are correct, and were correct before this pass.
     pub fn is_settled(&self) -> bool {
+        if self.wrote() {
+            return false;
+        }
         let findings = file_findings(self);
         let subjects = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
-        !self.wrote() && subjects.iter().all(|subject| why_unready(&findings, subject).is_none())
+        subjects.iter().all(|subject| why_unready(&findings, subject).is_none())
     }
 }
 
@@ -97,27 +108,34 @@ impl Installed {
 pub fn judge(installed: &Installed, verified: &Verified) -> Judgement {
     let mut findings = file_findings(installed);
     findings.extend(verified_findings(verified));
+    let mut contended = Vec::new();
+    for ContendedFile { file, .. } in &installed.contended {
+        contended.push(format!("{}: {file}", subject(file)));
+    }
+    let status = StatusBody {
+        note: note_for_ready(installed, verified),
+        conflist: installed.configs.outcome.called_through.clone(),
+        contended,
+        token_expires: verified.token_expires,
+        ..StatusBody::default()
+    };
+    let next_pass_at = earliest_next_pass(installed, verified);
+    Judgement { next_pass_at, ..Judgement::new(findings, installed.wrote(), status) }
+}
+
+/// Returns the note that `/ready` adds to a response of 200.
+fn note_for_ready(installed: &Installed, verified: &Verified) -> Option<String> {
     let mut notes = Vec::new();
-    notes.extend(installed.decision.request_error.clone());
+    if let Some(why) = &installed.decision.request_error {
+        notes.push(why.clone());
+    }
     if let Some(yielded) = &installed.configs.yielded {
         notes.push(yielded.agent.describe().to_owned());
     }
     if let SelfTestState::Ended(TestOutcome::Skipped(why)) = &verified.self_test {
         notes.push(format!("self-test skipped: {why}"));
     }
-    let contended = installed
-        .contended
-        .iter()
-        .map(|ContendedFile { file, .. }| format!("{}: {file}", subject(file)));
-    let status = StatusBody {
-        note: if notes.is_empty() { None } else { Some(notes.join("; ")) },
-        conflist: installed.configs.outcome.called_through.clone(),
-        contended: contended.collect(),
-        token_expires: verified.token_expires,
-        ..StatusBody::default()
-    };
-    let next_pass_at = earliest_next_pass(installed, verified);
-    Judgement { next_pass_at, ..Judgement::new(findings, installed.wrote(), status) }
+    if notes.is_empty() { None } else { Some(notes.join("; ")) }
 }
 
 /// Judges a pass that wrote nothing, because a CNI directory is no longer the node's.
@@ -249,8 +267,12 @@ fn earliest_next_pass(installed: &Installed, verified: &Verified) -> Option<Inst
         installed.configs.outcome.allowed_at,
         verified.pods_awaited_until,
     ];
-    times.extend(installed.configs.yielded.iter().map(|yielded| yielded.until));
-    times.extend(installed.contended.iter().map(|contended| Some(contended.over_at)));
+    if let Some(yielded) = &installed.configs.yielded {
+        times.push(yielded.until);
+    }
+    for contended in &installed.contended {
+        times.push(Some(contended.over_at));
+    }
     times.into_iter().flatten().min()
 }
 

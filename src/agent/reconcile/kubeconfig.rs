@@ -1,9 +1,11 @@
 //! Decides which kubeconfig belongs on the host, and checks that the API server accepts its token.
 
+use std::net::IpAddr;
+
 use super::findings::Finding::{self, Problem, Waiting, Warning};
 use super::plugin_token::{PluginToken, read_text};
 use crate::agent::api_thread::server_address::ServerAddress;
-use crate::agent::api_thread::{ApiHandle, TokenValidity};
+use crate::agent::api_thread::{ApiHandle, TokenStatus, TokenValidity};
 use crate::agent::settings::Settings;
 use crate::agent::yielding::OtherAgent;
 use crate::kube::kubeconfig::{self, ApiAccess};
@@ -75,25 +77,14 @@ pub fn decide(
     token: &PluginToken,
     observed: &Observed,
 ) -> KubeconfigDecision {
-    // An agent that is stopping keeps the kubeconfig on the host. It needs the token there to
-    // decide whether to uninstall, because its own token becomes invalid with its pod.
-    if is_stopping && observed.token().is_some() {
-        return DesiredKubeconfig::OnHost.into();
-    }
     if is_stopping {
-        let why = "the kubeconfig has no token, and the agent is stopping";
-        return DesiredKubeconfig::Missing(Waiting(why.into())).into();
+        return decide_while_stopping(observed).into();
     }
     let address = api.server_address();
-    let address_error = match (&address.address, &address.error) {
-        (Some(_), Some(why)) => Some(format!(
-            "the API server's name cannot be resolved, so the plugin keeps its last address: {why}"
-        )),
-        _ => None,
-    };
-    let (access, plugin_token) = match (own_access(settings, address), token.text.clone()) {
-        (Ok(access), Ok(plugin_token)) => (access, plugin_token),
-        (Err(why), _) | (Ok(_), Err(why)) => {
+    let address_error = describe_kept_address(&address);
+    let (access, plugin_token) = match own_access_and_token(settings, address, token) {
+        Ok(access_and_token) => access_and_token,
+        Err(why) => {
             let desired = DesiredKubeconfig::Missing(why);
             return KubeconfigDecision { desired, address_error, request_error: None };
         }
@@ -101,6 +92,40 @@ pub fn decide(
     let request_error = token.request_error.clone();
     let desired = choose_writer(api, kept, access, plugin_token, observed);
     KubeconfigDecision { desired, address_error, request_error }
+}
+
+/// Decides for an agent that is stopping, which keeps the kubeconfig on the host. The agent needs
+/// the token there to decide whether to uninstall, because its own token becomes invalid with its
+/// pod.
+fn decide_while_stopping(observed: &Observed) -> DesiredKubeconfig {
+    if observed.token().is_some() {
+        return DesiredKubeconfig::OnHost;
+    }
+    let why = "the kubeconfig has no token, and the agent is stopping";
+    DesiredKubeconfig::Missing(Waiting(why.into()))
+}
+
+/// Returns why the API server's name cannot be resolved, while its last `address` stays in use.
+fn describe_kept_address(address: &ServerAddress) -> Option<String> {
+    let why = address.error.as_ref()?;
+    if address.address.is_none() {
+        return None;
+    }
+    Some(format!(
+        "the API server's name cannot be resolved, so the plugin keeps its last address: {why}"
+    ))
+}
+
+/// Returns how the agent itself reaches the API server, at `address`, and the text of the plugin's
+/// `token`. Fails with the reason why this agent cannot write a kubeconfig yet.
+fn own_access_and_token(
+    settings: &Settings,
+    address: ServerAddress,
+    token: &PluginToken,
+) -> Result<(ApiAccess, String), Finding> {
+    let access = own_access(settings, address)?;
+    let plugin_token = token.text.clone()?;
+    Ok((access, plugin_token))
 }
 
 /// Chooses whose kubeconfig belongs on the host: that of this agent, with `access` and `token`, or
@@ -147,17 +172,30 @@ pub fn check_token(
     was_written: bool,
 ) -> Option<Finding> {
     let has_account = settings.plugin_account.is_some();
-    let token = match &decision.desired {
-        DesiredKubeconfig::Own { token, .. } | DesiredKubeconfig::OfNewerAgent { token } => token,
-        DesiredKubeconfig::OfUpstreamAgent if has_account && !api.history().has_responded() => {
-            return Some(Waiting(NOT_RESPONDED.into()));
+    match &decision.desired {
+        DesiredKubeconfig::Own { token, .. } | DesiredKubeconfig::OfNewerAgent { token } => {
+            let status = api.token_status(token, was_written);
+            judge_token(status, has_account, decision.request_error.as_deref())
         }
-        DesiredKubeconfig::OfUpstreamAgent
-        | DesiredKubeconfig::OnHost
-        | DesiredKubeconfig::Missing(_) => return None,
-    };
-    let status = api.token_status(token, was_written);
-    let request_error = match &decision.request_error {
+        DesiredKubeconfig::OfUpstreamAgent => {
+            // The token of upstream's agent is not checked.
+            if has_account && !api.history().has_responded() {
+                return Some(Waiting(NOT_RESPONDED.into()));
+            }
+            None
+        }
+        DesiredKubeconfig::OnHost | DesiredKubeconfig::Missing(_) => None,
+    }
+}
+
+/// Returns what is wrong with a token of this `status`. `has_account` says whether the plugin has a
+/// ServiceAccount of its own, and `request_error` why the last TokenRequest failed.
+fn judge_token(
+    status: TokenStatus,
+    has_account: bool,
+    request_error: Option<&str>,
+) -> Option<Finding> {
+    let request_error = match request_error {
         Some(why) => format!("; {why}"),
         None => String::new(),
     };
@@ -185,30 +223,44 @@ fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess,
     let Some(port) = settings.api_port.as_deref() else {
         return Err(Problem("KUBERNETES_SERVICE_PORT is not set".into()));
     };
-    let tls_server_name = settings.api_name().map(str::to_owned);
-    let server = match (&tls_server_name, resolved.address, resolved.error) {
-        (None, ..) => kubeconfig::server_url(host, port),
-        (Some(_), Some(address), _) => kubeconfig::server_url(&address.to_string(), port),
-        (Some(name), None, None) => {
-            return Err(Waiting(format!("waiting for the address of the API server {name}")));
+    let server = match settings.api_name() {
+        Some(name) => {
+            let address = resolved_address(name, resolved)?;
+            kubeconfig::server_url(&address.to_string(), port)
         }
-        (Some(name), None, Some(why)) => {
-            return Err(Problem(format!(
-                "cannot resolve the API server's name {name}: {why}; check KUBERNETES_SERVICE_HOST \
-                 and the DNS of the agent's pod, or set dnsPolicy=Default to use the node's DNS"
-            )));
-        }
+        None => kubeconfig::server_url(host, port),
     };
-    let token = Some(read_text(&settings.service_account_dir.join("token")).map_err(Problem)?);
-    let ca = match &settings.ca_file {
-        None => read_text(&settings.service_account_dir.join("ca.crt")),
-        Some(path) => read_text(path).map_err(|why| {
-            let path = path.display();
-            format!(
-                "KUBE_CA_FILE={path}: {why}; set it to a file with CA certificates, or unset it"
-            )
-        }),
+    let token = read_text(&settings.service_account_dir.join("token")).map_err(Problem)?;
+    let ca = read_ca(settings).map_err(Problem)?;
+    Ok(ApiAccess {
+        server,
+        tls_server_name: settings.api_name().map(str::to_owned),
+        ca: ca.into_bytes(),
+        token: Some(token),
+    })
+}
+
+/// Returns the address to which the API server's `name` resolves, or resolved last.
+fn resolved_address(name: &str, resolved: ServerAddress) -> Result<IpAddr, Finding> {
+    if let Some(address) = resolved.address {
+        return Ok(address);
+    }
+    match resolved.error {
+        None => Err(Waiting(format!("waiting for the address of the API server {name}"))),
+        Some(why) => Err(Problem(format!(
+            "cannot resolve the API server's name {name}: {why}; check KUBERNETES_SERVICE_HOST \
+             and the DNS of the agent's pod, or set dnsPolicy=Default to use the node's DNS"
+        ))),
+    }
+}
+
+/// Reads the CA certificates of the API server.
+fn read_ca(settings: &Settings) -> Result<String, String> {
+    let Some(path) = &settings.ca_file else {
+        return read_text(&settings.service_account_dir.join("ca.crt"));
     };
-    let ca = ca.map_err(Problem)?.into_bytes();
-    Ok(ApiAccess { server, tls_server_name, ca, token })
+    read_text(path).map_err(|why| {
+        let path = path.display();
+        format!("KUBE_CA_FILE={path}: {why}; set it to a file with CA certificates, or unset it")
+    })
 }

@@ -71,16 +71,13 @@ impl OtherAgents {
         if settings.api_name().is_none() || !observed.has_plugin {
             return KeptFiles::default();
         }
-        let stale = compared.stale(&settings.node, &[PLUGIN.to_owned()]);
-        if stale.is_ok_and(|stale| stale.is_empty()) {
+        if is_own_plugin_on_host(&settings.node, compared) {
             return KeptFiles::default();
         }
         // Another plugin is on the host. If it was written just now, an upstream agent is probably
         // installing: it writes the binary first and the plugin entry last. Its entry may follow.
-        let changed = files::changed_at(&settings.node.bin_dir.join(PLUGIN));
-        let age = changed.and_then(|changed| changed.elapsed().ok());
         let now = Instant::now();
-        if age.is_some_and(|age| age < RESTORED_WITHIN) || self.yielding.is_trying(now) {
+        if was_plugin_just_written(&settings.node) || self.yielding.is_trying(now) {
             let until = Some(now + RESTORED_WITHIN);
             return KeptFiles { agent: Some(OtherAgent::Upstream), until };
         }
@@ -106,11 +103,8 @@ impl OtherAgents {
         let entry_in_use =
             self.yielding.choose(own, kubeconfig_on_host, mode, configs, newer_agent_runs, now);
         let Some((agent, entry)) = entry_in_use else {
-            if self.logged.is_some() && !self.yielding.is_trying(now) {
-                info!(
-                    "no other agent's plugin entry is in use; this agent manages the plugin again"
-                );
-                self.logged = None;
+            if !self.yielding.is_trying(now) {
+                self.log_end_of_yielding();
             }
             return None;
         };
@@ -119,6 +113,13 @@ impl OtherAgents {
             self.logged = Some(agent);
         }
         Some(YieldedEntry { agent, entry, until: self.yielding.until })
+    }
+
+    /// Logs that this agent manages the plugin again, if the log says that another agent does.
+    fn log_end_of_yielding(&mut self) {
+        if self.logged.take().is_some() {
+            info!("no other agent's plugin entry is in use; this agent manages the plugin again");
+        }
     }
 
     /// Restores the kubeconfig of an upstream agent if one chains the plugin. Returns whether one
@@ -134,5 +135,25 @@ impl OtherAgents {
             warn!("{error}");
         }
         true
+    }
+}
+
+/// Returns whether the plugin binary on the host is that of this agent's image.
+fn is_own_plugin_on_host(settings: &NodeSettings, compared: &mut Binaries) -> bool {
+    match compared.stale(settings, &[PLUGIN.to_owned()]) {
+        Ok(stale) => stale.is_empty(),
+        Err(_) => false,
+    }
+}
+
+/// Returns whether the plugin binary on the host was written within [`RESTORED_WITHIN`]. A time in
+/// the future does not count: the node's clock was set back since.
+fn was_plugin_just_written(settings: &NodeSettings) -> bool {
+    let Some(written) = files::changed_at(&settings.bin_dir.join(PLUGIN)) else {
+        return false;
+    };
+    match written.elapsed() {
+        Ok(age) => age < RESTORED_WITHIN,
+        Err(_) => false,
     }
 }

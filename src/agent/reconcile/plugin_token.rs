@@ -54,8 +54,7 @@ impl TokenSource {
             FirstInstall::Possible | FirstInstall::Rejected => None,
         };
         let Some(account) = &settings.plugin_account else {
-            let own_token = read_text(&settings.service_account_dir.join("token"));
-            let text = check_first_install(first_install).and(own_token.map_err(Problem));
+            let text = own_token(settings, first_install);
             return PluginToken { text, request_error: None, allowed_at };
         };
         let TokenRequestResults { token, error } = api.token_requests();
@@ -75,13 +74,21 @@ impl TokenSource {
         if let Some(token) = observed.token() {
             self.found_on_host = Some(token.to_owned());
         }
-        let text = match (&self.found_on_host, &request_error) {
-            (Some(token), _) => Ok(token.clone()),
-            (None, Some(why)) => Err(Problem(why.clone())),
-            (None, None) => Err(Waiting(why_waiting)),
+        let text = if let Some(token) = &self.found_on_host {
+            Ok(token.clone())
+        } else if let Some(why) = &request_error {
+            Err(Problem(why.clone()))
+        } else {
+            Err(Waiting(why_waiting))
         };
         PluginToken { text, request_error, allowed_at }
     }
+}
+
+/// Returns the agent's own token, for a plugin without a ServiceAccount of its own.
+fn own_token(settings: &Settings, first_install: FirstInstall) -> Result<String, Finding> {
+    check_first_install(first_install)?;
+    read_text(&settings.service_account_dir.join("token")).map_err(Problem)
 }
 
 /// Fails with the reason why a node where nothing is installed gets no token yet.

@@ -26,24 +26,34 @@ pub fn run_self_test(
     let Some(self_test) = self_test else {
         return SelfTestState::NotStarted;
     };
+    let Some(tested) = tested_plugin(settings, own, installed) else {
+        return SelfTestState::NotStarted;
+    };
+    match self_test.outcome(tested) {
+        Some(outcome) => SelfTestState::Ended(outcome.clone()),
+        None => SelfTestState::Running,
+    }
+}
+
+/// Returns the plugin to test: the binary and the entry that are in use. `None` if the binary is not
+/// executable.
+fn tested_plugin(
+    settings: &NodeSettings,
+    own: &Entry,
+    installed: &Installed,
+) -> Option<TestedPlugin> {
     let dir = match installed.kept.agent {
         None | Some(OtherAgent::Newer) => &settings.bin_dir,
         // Upstream's plugin on the host cannot be tested, because it runs the node's iptables,
         // which is not in this container. So this agent's plugin in the image is tested instead.
         Some(OtherAgent::Upstream) => &settings.image_bin_dir,
     };
-    let Some(binary) = Binaries::executable_stamp(&dir.join(PLUGIN)) else {
-        return SelfTestState::NotStarted;
-    };
+    let binary = Binaries::executable_stamp(&dir.join(PLUGIN))?;
     let entry = match &installed.configs.yielded {
         Some(yielded) => &yielded.entry,
         None => own,
     };
-    let tested = TestedPlugin { dir: dir.clone(), binary, entry: entry.text().to_owned() };
-    match self_test.outcome(tested) {
-        Some(outcome) => SelfTestState::Ended(outcome.clone()),
-        None => SelfTestState::Running,
-    }
+    Some(TestedPlugin { dir: dir.clone(), binary, entry: entry.text().to_owned() })
 }
 
 /// Returns when the token in the kubeconfig on the host expires, in seconds since 1970. `None` if

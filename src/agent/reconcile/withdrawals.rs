@@ -38,6 +38,14 @@ pub struct OwnChain {
     pub withdrawn_for: Option<Evidence>,
 }
 
+impl OwnChain {
+    /// Describes the withdrawal of the chain. `None` if the chain is not withdrawn.
+    pub fn describe_withdrawal(&self, settings: &NodeSettings) -> Option<String> {
+        let evidence = self.withdrawn_for.as_ref()?;
+        Some(describe(settings, evidence))
+    }
+}
+
 impl Withdrawals {
     /// Decides whether the chain of this agent is withdrawn. If it is so from now on, records that on
     /// the node, and posts an Event.
@@ -45,36 +53,49 @@ impl Withdrawals {
         let Some(digest) = self.digest.compute(settings, entry) else {
             return OwnChain::default();
         };
+        let withdrawn_for = self.withdrawn_for(settings, api, &digest);
+        OwnChain { digest: Some(digest), withdrawn_for }
+    }
+
+    /// Returns why the chain with this digest is withdrawn, by the record on the node or by what the
+    /// runtime has shown. `None` if it is not.
+    fn withdrawn_for(
+        &mut self,
+        settings: &NodeSettings,
+        api: &ApiHandle,
+        digest: &str,
+    ) -> Option<Evidence> {
         let recorded = match withdrawal::read(settings) {
             Ok(recorded) => recorded,
             // A record that cannot be read is not a record that was removed.
             Err(error) => {
                 self.log_problem(error.to_string());
-                let withdrawn_for = api.evidence_against(&digest);
-                return OwnChain { digest: Some(digest), withdrawn_for };
+                return api.evidence_against(digest);
             }
         };
-        if let Some(recorded) = &recorded
-            && recorded.chain == digest
+        if let Some(Withdrawal { chain, evidence }) = &recorded
+            && chain == digest
         {
-            if api.evidence_against(&digest).is_none() {
-                api.adopt_withdrawal(&digest, recorded.evidence.clone());
-            }
-            self.recorded = Some(digest.clone());
-            let withdrawn_for = Some(recorded.evidence.clone());
-            return OwnChain { digest: Some(digest), withdrawn_for };
+            self.adopt(api, digest, evidence);
+            return Some(evidence.clone());
         }
-        if self.recorded.as_ref() == Some(&digest) {
+        if self.recorded.as_deref() == Some(digest) {
             info!("the record of the withdrawal is gone, so the plugin is chained again");
             self.recorded = None;
             api.forget_withdrawal();
         }
         self.has_outdated_record = recorded.is_some();
-        let evidence = api.evidence_against(&digest);
-        if let Some(evidence) = &evidence {
-            self.record(settings, api, &digest, evidence);
+        let evidence = api.evidence_against(digest)?;
+        self.record(settings, api, digest, &evidence);
+        Some(evidence)
+    }
+
+    /// Adopts a withdrawal of this agent's chain, which the record on the node shows.
+    fn adopt(&mut self, api: &ApiHandle, digest: &str, evidence: &Evidence) {
+        if api.evidence_against(digest).is_none() {
+            api.adopt_withdrawal(digest, evidence.clone());
         }
-        OwnChain { digest: Some(digest), withdrawn_for: evidence }
+        self.recorded = Some(digest.to_owned());
     }
 
     /// Removes the record of another chain, once the chain of this agent is in place. Until then the
@@ -114,16 +135,10 @@ impl Withdrawals {
                 self.log_problem(format!("cannot record that the plugin is withdrawn: {error}"));
             }
         }
-        if self.reported.as_deref() == Some(digest) {
-            return;
+        if self.reported.as_deref() != Some(digest) {
+            self.reported = Some(digest.to_owned());
+            api.report_event(withdrawal_event(settings, evidence));
         }
-        self.reported = Some(digest.to_owned());
-        api.report_event(Event::on_node(EventContent {
-            kind: EventType::Warning,
-            reason: "LinkerdCNIWithdrawn",
-            action: "Unchaining",
-            note: describe(settings, evidence),
-        }));
     }
 
     fn log_problem(&mut self, problem: String) {
@@ -134,21 +149,19 @@ impl Withdrawals {
     }
 }
 
+fn withdrawal_event(settings: &NodeSettings, evidence: &Evidence) -> Event {
+    Event::on_node(EventContent {
+        kind: EventType::Warning,
+        reason: "LinkerdCNIWithdrawn",
+        action: "Unchaining",
+        note: describe(settings, evidence),
+    })
+}
+
 /// Describes a withdrawal: what the runtime says, what follows for pods, and what to do.
-pub fn describe(settings: &NodeSettings, evidence: &Evidence) -> String {
+fn describe(settings: &NodeSettings, evidence: &Evidence) -> String {
     let Evidence { pod, failure, message } = evidence;
-    let dir = settings.bin_dir_on_node.display();
-    let remedy = match failure {
-        RunFailure::NotFound => format!(
-            "the agent installs {PLUGIN} in {dir}, and the runtime looks elsewhere: set the chart's \
-             platform, or destCNIBinDir to the runtime's directory"
-        ),
-        RunFailure::NotStarted => format!(
-            "the kernel does not start {PLUGIN} in {dir}: allow it in the node's security module \
-             (SELinux, AppArmor, fapolicyd), mount {dir} without noexec, or install an image for \
-             this processor"
-        ),
-    };
+    let remedy = remedy(settings, *failure);
     let mut text = format!(
         "the container runtime cannot run the plugin, so the agent has removed the plugin entry: \
          for pod {pod} the runtime says: {message}; {remedy}; {CONSEQUENCE}"
@@ -160,4 +173,20 @@ pub fn describe(settings: &NodeSettings, evidence: &Evidence) -> String {
         ));
     }
     text
+}
+
+/// Returns what to do so that the container runtime can run the plugin.
+fn remedy(settings: &NodeSettings, failure: RunFailure) -> String {
+    let dir = settings.bin_dir_on_node.display();
+    match failure {
+        RunFailure::NotFound => format!(
+            "the agent installs {PLUGIN} in {dir}, and the runtime looks elsewhere: set the chart's \
+             platform, or destCNIBinDir to the runtime's directory"
+        ),
+        RunFailure::NotStarted => format!(
+            "the kernel does not start {PLUGIN} in {dir}: allow it in the node's security module \
+             (SELinux, AppArmor, fapolicyd), mount {dir} without noexec, or install an image for \
+             this processor"
+        ),
+    }
 }
