@@ -87,25 +87,14 @@ impl Yielding {
         newer_agent_runs: bool,
         now: Instant,
     ) -> Option<(OtherAgent, Entry)> {
-        let installed = if mode.only_config().is_some() && !newer_agent_runs {
-            // An entry in other files than that of this mode does not count, because an upstream
-            // agent that has ended may have left it.
-            plan::chained_config(mode, found)
-        } else {
-            plan::installed_config(&ChainMode::Every, found)
-        };
-        let Some((file, entry)) =
-            installed.and_then(|file| Some((file, entry_in(file, kubeconfig)?)))
-        else {
+        let installed = installed_entry(kubeconfig, mode, found, newer_agent_runs);
+        let Some((file, entry)) = installed else {
             // There is no entry, so no upstream agent runs: it would have restored its entry at
             // once.
             self.tried_at = None;
             return None;
         };
-        // An upstream agent made this file from the standalone config, whatever entry it has: this
-        // agent writes the standalone config only under its own name.
-        let is_converted = !newer_agent_runs
-            && mode.standalone_config().is_some_and(|standalone| file.name != standalone);
+        let is_converted = !newer_agent_runs && is_converted_by_upstream(mode, file);
         if own.matches(entry.text()) && !is_converted {
             self.had_own_entry = true;
             self.until = None;
@@ -118,30 +107,68 @@ impl Yielding {
             self.had_own_entry = false;
             return Some((OtherAgent::Newer, entry));
         }
-        // The entry is that of an older agent of this project. Such an agent yields to this one.
-        // But while an upstream agent may run, the entry may be of that agent, in spite of its
-        // keys.
-        if !own.is_foreign(entry.text()) && !own.is_exact && !is_converted {
+        // While an upstream agent may run, the entry may be of that agent, in spite of its keys.
+        let may_be_upstreams = own.is_foreign(entry.text()) || own.is_exact || is_converted;
+        if !may_be_upstreams {
+            // The entry is that of an older agent of this project, which yields to this one.
             return None;
         }
-        if std::mem::take(&mut self.had_own_entry) {
-            // An upstream agent has just replaced this agent's entry, so it runs.
-            self.until = Some(now + between(self.period * 2 / 3, self.period));
-        }
-        if self.until.is_some_and(|until| now < until) {
+        if self.yields_to_upstream(now) {
             return Some((OtherAgent::Upstream, entry));
         }
-        // It is not known whether the upstream agent still runs, so the caller overwrites its
-        // entry.
+        None
+    }
+
+    /// Returns whether this agent yields to the upstream agent whose entry is installed. If not, the
+    /// caller overwrites that entry, to find out whether the upstream agent still runs.
+    fn yields_to_upstream(&mut self, now: Instant) -> bool {
+        if self.had_own_entry {
+            // An upstream agent has just replaced this agent's entry, so it runs.
+            self.had_own_entry = false;
+            self.until = Some(now + between(self.period * 2 / 3, self.period));
+        }
+        if let Some(until) = self.until
+            && now < until
+        {
+            return true;
+        }
         self.until = None;
         self.had_own_entry = true;
         self.tried_at = Some(now);
-        None
+        false
     }
 
     /// Returns whether an upstream agent may still restore the entry that this agent has replaced.
     pub fn is_trying(&self, now: Instant) -> bool {
         self.tried_at.is_some_and(|tried_at| now < tried_at + RESTORED_WITHIN)
+    }
+}
+
+/// Returns the plugin entry on which [`Yielding::choose`] decides, and its file. `None` if there is
+/// no valid entry.
+fn installed_entry<'f>(
+    kubeconfig: &str,
+    mode: &ChainMode,
+    found: &'f [ConfigFile],
+    newer_agent_runs: bool,
+) -> Option<(&'f ConfigFile, Entry)> {
+    let file = if mode.only_config().is_some() && !newer_agent_runs {
+        // An entry in other files than that of this mode does not count, because an upstream agent
+        // that has ended may have left it.
+        plan::chained_config(mode, found)?
+    } else {
+        plan::installed_config(&ChainMode::Every, found)?
+    };
+    let entry = entry_in(file, kubeconfig)?;
+    Some((file, entry))
+}
+
+/// Returns whether an upstream agent made `file` from the standalone config, whatever entry it has:
+/// this agent writes the standalone config only under its own name.
+fn is_converted_by_upstream(mode: &ChainMode, file: &ConfigFile) -> bool {
+    match mode.standalone_config() {
+        Some(standalone) => file.name != standalone,
+        None => false,
     }
 }
 
@@ -165,14 +192,17 @@ pub fn usable_entry_is_installed(
     {
         return has_usable_entry(file, own, kubeconfig);
     }
-    let called = plan::called_config(found);
-    let is_other_called = called.is_some_and(|called| called.plugin_entry().is_none())
-        && plan::chained_config(mode, found).is_none();
-    if is_other_called {
-        return false;
+    if let Some(called) = plan::called_config(found) {
+        let is_chained =
+            called.plugin_entry().is_some() || plan::chained_config(mode, found).is_some();
+        if !is_chained {
+            return false;
+        }
     }
-    let installed = plan::installed_config(&ChainMode::Every, found);
-    installed.is_some_and(|file| has_usable_entry(file, own, kubeconfig))
+    match plan::installed_config(&ChainMode::Every, found) {
+        Some(file) => has_usable_entry(file, own, kubeconfig),
+        None => false,
+    }
 }
 
 /// Returns whether `file` has this agent's `own` plugin entry, or another entry with which the
