@@ -53,9 +53,8 @@ impl Deletion {
         if metadata.deletion_grace_period_seconds.unwrap_or(0) == 0 {
             return Deletion::Forced;
         }
-        let end = humantime::parse_rfc3339(end).ok();
-        let left = end.and_then(|end| (end + TOKEN_LEEWAY).duration_since(date).ok());
-        Deletion::Graceful { shown: now, token_ends: now + left.unwrap_or_default() }
+        let token_left = token_time_left(end, date).unwrap_or_default();
+        Deletion::Graceful { shown: now, token_ends: now + token_left }
     }
 
     /// Combines the deletion known so far with what a newly read object shows (`seen`). A known
@@ -73,6 +72,14 @@ impl Deletion {
             }
         }
     }
+}
+
+/// Returns how long the API server certainly accepts a token that is bound to a pod whose grace
+/// period is over at `end`, a time in the format of RFC 3339. `None` if that time has passed, or if
+/// `end` is invalid.
+fn token_time_left(end: &str, date: SystemTime) -> Option<Duration> {
+    let end = humantime::parse_rfc3339(end).ok()?;
+    (end + TOKEN_LEEWAY).duration_since(date).ok()
 }
 
 /// What an API object shows of a pod that may be the agent's.
@@ -148,10 +155,12 @@ impl OwnPod {
 
     /// Records a `DELETED` event of a pod that has the name of the agent's pod and this `uid`.
     pub fn record_deleted(&mut self, uid: &str) {
-        match &self.uid {
-            Some(own) if own != uid => {}
-            _ => self.record_gone(),
+        if let Some(own_uid) = &self.uid
+            && own_uid != uid
+        {
+            return;
         }
+        self.record_gone();
     }
 
     /// Records a list that does not contain the pod. Unless a deletion was shown before, this does

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::evidence::{Evidence, Round, TokenFacts};
+use crate::agent::api_history::ApiHistory;
 use crate::agent::api_thread::CHECK_PERIOD;
 use crate::agent::own_pod::Deletion;
 
@@ -132,7 +133,10 @@ fn doubt(evidence: &Evidence, own: TokenFacts, plugin: TokenFacts) -> Option<Str
     if plugin.has_expired {
         return Some("the plugin's token has expired".into());
     }
-    early_rejection(evidence).or_else(|| doubt_about_pod(evidence, plugin))
+    if let Some(why) = early_rejection(evidence) {
+        return Some(why);
+    }
+    doubt_about_pod(evidence, plugin)
 }
 
 /// Returns whether further rejections cannot become proof either, because the API server rejected a
@@ -146,26 +150,37 @@ fn stays_in_doubt(evidence: &Evidence) -> bool {
 /// because the API server may have got another signing key.
 fn early_rejection(evidence: &Evidence) -> Option<String> {
     let Evidence { history, begin, .. } = evidence;
-    let (limit, event) = match evidence.own_pod.deletion {
-        Deletion::Graceful { shown, .. } if shown < *begin => (shown, "its pod was deleted"),
-        _ => (*begin, "the agent was stopped"),
-    };
+    let mut limit = *begin;
+    let mut event = "the agent was stopped";
+    if let Deletion::Graceful { shown, .. } = evidence.own_pod.deletion
+        && shown < *begin
+    {
+        limit = shown;
+        event = "its pod was deleted";
+    }
     if let Some(rejected) = history.own_token.rejected
         && rejected < limit
     {
         let seconds = (limit - rejected).as_secs();
         return Some(format!("it rejected the agent's own token {seconds} s before {event}"));
     }
-    // If the agent's own token was accepted after the plugin's was rejected, the reason was not
-    // another signing key: with another key, the API server would have rejected both.
     if let Some(rejected) = history.plugin_token.rejected
         && rejected < limit
-        && history.own_token.accepted.is_none_or(|accepted| accepted < rejected)
+        && !own_token_was_accepted_since(history, rejected)
     {
         let seconds = (limit - rejected).as_secs();
         return Some(format!("it rejected the plugin's token {seconds} s before {event}"));
     }
     None
+}
+
+/// Returns whether the agent's own token was accepted after the plugin's was `rejected`. If so, the
+/// reason was not another signing key: with another key, the API server would have rejected both.
+fn own_token_was_accepted_since(history: &ApiHistory, rejected: Instant) -> bool {
+    match history.own_token.accepted {
+        Some(accepted) => accepted >= rejected,
+        None => false,
+    }
 }
 
 /// Returns why the tokens may be rejected for another reason than the end of their ServiceAccounts:
@@ -175,33 +190,46 @@ fn early_rejection(evidence: &Evidence) -> Option<String> {
 /// So a rejection in this time is proof. If no deletion was shown, the rejection is proof only if
 /// the plugin's token is bound to no pod.
 fn doubt_about_pod(evidence: &Evidence, plugin: TokenFacts) -> Option<String> {
-    let Evidence { history, begin, rounds, .. } = evidence;
     match evidence.own_pod.deletion {
         Deletion::Graceful { token_ends, .. } => {
-            if rounds.last().is_none_or(|(when, _)| *when <= token_ends) {
-                return None;
+            if let Some((last_round, _)) = evidence.rounds.last()
+                && *last_round > token_ends
+            {
+                let why = "the grace period of the agent's pod, and so its token, has ended";
+                return Some(why.into());
             }
-            Some("the grace period of the agent's pod, and so its token, has ended".into())
+            None
         }
         Deletion::Forced => {
             Some("the agent's pod is gone or was deleted by force, and its token with it".into())
         }
         Deletion::NotDeleted => Some("the agent's pod is not being deleted".into()),
-        Deletion::Unknown if history.disconnected.is_some() => {
-            Some("the watch of the agent's pod had failed before the agent was stopped".into())
-        }
-        Deletion::Unknown if !plugin.outlives_pod => Some(
+        Deletion::Unknown => doubt_without_deletion(evidence, plugin),
+    }
+}
+
+/// Returns why the tokens may be rejected for another reason than the end of their ServiceAccounts,
+/// if no deletion of the agent's pod was shown.
+fn doubt_without_deletion(evidence: &Evidence, plugin: TokenFacts) -> Option<String> {
+    let Evidence { history, begin, .. } = evidence;
+    if history.disconnected.is_some() {
+        return Some("the watch of the agent's pod had failed before the agent was stopped".into());
+    }
+    if !plugin.outlives_pod {
+        return Some(
             "no deletion of the agent's pod was shown, and the plugin's token is bound to a pod"
                 .into(),
-        ),
-        Deletion::Unknown => match history.plugin_token.accepted {
-            Some(accepted) if *begin <= accepted + ACCEPTED_WITHIN => None,
-            _ => Some(format!(
-                "it did not accept the plugin's token in the {} minutes before the agent was stopped",
-                ACCEPTED_WITHIN.as_secs() / 60
-            )),
-        },
+        );
     }
+    if let Some(accepted) = history.plugin_token.accepted
+        && *begin <= accepted + ACCEPTED_WITHIN
+    {
+        return None;
+    }
+    Some(format!(
+        "it did not accept the plugin's token in the {} minutes before the agent was stopped",
+        ACCEPTED_WITHIN.as_secs() / 60
+    ))
 }
 
 /// Returns for how long every round, up to the last one, has found both tokens rejected.

@@ -130,11 +130,15 @@ fn ask_with_own_token(
     client: &Client,
     namespace: &str,
 ) -> Result<Round, RoundEnd> {
-    let mut why_unknown = None;
+    let mut why_no_owner = "the agent's pod belongs to no DaemonSet".to_owned();
     if !api.own_pod().is_being_deleted() {
-        why_unknown = ask_about_own_pod(settings, api, client)?;
-        if why_unknown.is_none() && !api.own_pod().is_being_deleted() {
-            return Ok(Round::PodStays);
+        match ask_about_own_pod(settings, api, client)? {
+            PodResponse::Recorded => {
+                if !api.own_pod().is_being_deleted() {
+                    return Ok(Round::PodStays);
+                }
+            }
+            PodResponse::Unknown(why) => why_no_owner = why,
         }
     }
     if let Some(owner) = api.own_pod().daemonset {
@@ -143,34 +147,40 @@ fn ask_with_own_token(
     if read_namespace(client, namespace)? == NamespaceState::BeingDeleted {
         return Ok(Round::NamespaceBeingDeleted);
     }
-    Ok(Round::Unclear(
-        why_unknown.unwrap_or_else(|| "the agent's pod belongs to no DaemonSet".into()),
-    ))
+    Ok(Round::Unclear(why_no_owner))
 }
 
-/// Reads the agent's pod, and records in `api` what the response shows. If the agent has no right
-/// to read its pod, or does not know the name of its pod, returns this as the reason why the pod is
-/// unknown.
+/// Outcome of the request for the agent's own pod.
+enum PodResponse {
+    /// The response shows the pod, or that the pod is gone. It is recorded in the [`ApiHandle`].
+    Recorded,
+    /// The agent has no right to read its pod, or does not know the name of its pod, as this text
+    /// says.
+    Unknown(String),
+}
+
+/// Reads the agent's pod, and records in `api` what the response shows.
 fn ask_about_own_pod(
     settings: &Settings,
     api: &ApiHandle,
     client: &Client,
-) -> Result<Option<String>, RoundEnd> {
+) -> Result<PodResponse, RoundEnd> {
     let Some(PodName { namespace, name, .. }) = identity::pod_name(settings) else {
-        return Ok(Some("the name of the agent's pod is unknown: set LINKERD_CNI_POD_NAME".into()));
+        let why = "the name of the agent's pod is unknown: set LINKERD_CNI_POD_NAME";
+        return Ok(PodResponse::Unknown(why.into()));
     };
     match client.get::<Pod>(&format!("/api/v1/namespaces/{namespace}/pods/{name}")) {
         Ok(pod) if pod.metadata.name != name => Err(another_object("Pod", &name)),
         Ok(pod) => {
             api.update_own_pod(|own_pod| own_pod.record_seen(SeenPod::read(&pod.metadata)));
-            Ok(None)
+            Ok(PodResponse::Recorded)
         }
         Err(error) if error.is_status(404, NOT_FOUND) => {
             api.update_own_pod(OwnPod::record_gone);
-            Ok(None)
+            Ok(PodResponse::Recorded)
         }
         Err(error) if error.is_status(403, FORBIDDEN) => {
-            Ok(Some(format!("the agent cannot read its pod: {error}")))
+            Ok(PodResponse::Unknown(format!("the agent cannot read its pod: {error}")))
         }
         Err(error) => Err(round_end(&error)),
     }
@@ -184,19 +194,27 @@ fn ask_about_daemonset(
     owner: &Owner,
 ) -> Result<Round, RoundEnd> {
     let name = &owner.name;
-    let end = match client.get::<DaemonSet>(&daemonset_path(namespace, name)) {
-        Ok(set) if set.metadata.name != *name => return Err(another_object("DaemonSet", name)),
-        Ok(set) if set.metadata.uid != owner.uid => {
-            return Ok(Round::DaemonSetReplaced(format!(
-                "DaemonSet {namespace}/{name} does not exist: another one has its name"
-            )));
+    let set = match client.get::<DaemonSet>(&daemonset_path(namespace, name)) {
+        Ok(set) => set,
+        Err(error) if error.is_status(404, NOT_FOUND) => {
+            let why = format!("DaemonSet {namespace}/{name} does not exist");
+            return Ok(Round::DaemonSetEnds(why));
         }
-        Ok(set) if set.metadata.deletion_timestamp.is_some() => "is being deleted",
-        Ok(set) => return ask_about_scope(settings, client, namespace, &set),
-        Err(error) if error.is_status(404, NOT_FOUND) => "does not exist",
         Err(error) => return Err(round_end(&error)),
     };
-    Ok(Round::DaemonSetEnds(format!("DaemonSet {namespace}/{name} {end}")))
+    if set.metadata.name != *name {
+        return Err(another_object("DaemonSet", name));
+    }
+    if set.metadata.uid != owner.uid {
+        return Ok(Round::DaemonSetReplaced(format!(
+            "DaemonSet {namespace}/{name} does not exist: another one has its name"
+        )));
+    }
+    if set.metadata.deletion_timestamp.is_some() {
+        let why = format!("DaemonSet {namespace}/{name} is being deleted");
+        return Ok(Round::DaemonSetEnds(why));
+    }
+    ask_about_scope(settings, client, namespace, &set)
 }
 
 /// Completes the round for a DaemonSet that is not being deleted.
@@ -255,15 +273,21 @@ fn ask_with_plugin_token(
         own: TokenFacts::read(own_token),
         plugin: TokenFacts::read(plugin_token.unwrap_or(own_token)),
     };
-    let (client, plugin_token) = match (client, plugin_token) {
-        (Ok(client), Some(plugin_token)) => (client, plugin_token),
-        // The plugin uses the agent's own token, which was rejected.
-        _ if settings.plugin_account.is_none() => return both_rejected,
-        (Err(error), _) => {
+    let has_own_account = settings.plugin_account.is_some();
+    let client = match client {
+        Ok(client) => client,
+        Err(error) if has_own_account => {
             let why = format!("the plugin's token cannot be read: {error}");
             return Round::OwnTokenRejected(why);
         }
-        (Ok(_), None) => return Round::OwnTokenRejected("the kubeconfig has no token".into()),
+        // The plugin uses the agent's own token, which was rejected.
+        Err(_) => return both_rejected,
+    };
+    let Some(plugin_token) = plugin_token else {
+        if has_own_account {
+            return Round::OwnTokenRejected("the kubeconfig has no token".into());
+        }
+        return both_rejected;
     };
     if plugin_token == own_token {
         return both_rejected;
