@@ -153,8 +153,9 @@ impl Publisher {
         self.failures = 0;
         self.watch_problem = None;
         let was_removed = self.hold_lock();
-        let list_may_help = self.report();
-        if was_removed || list_may_help && Instant::now() >= self.relist_at {
+        self.report();
+        let is_relist_due = self.list_may_help() && Instant::now() >= self.relist_at;
+        if was_removed || is_relist_due {
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
@@ -191,16 +192,12 @@ impl Publisher {
     /// fails. A failed request is repeated only when the pod changes, or at the next list.
     fn publish(&mut self, NodePod { pod, seen, sandbox, content }: NodePod) {
         let Some(content) = content else { return };
-        if let Some(known) = self.known_pods.get(&pod.uid)
-            && known.facts == content.facts
-        {
-            if let Ok(Some(copy)) = pod_copy::read(&self.run_dir, &pod)
-                && !self.has_to_replace(&copy)
-            {
+        if self.has_equal_facts(&pod, &content) {
+            if let Some(copy) = self.usable_copy(&pod) {
                 self.observe(&pod, content, copy);
                 return;
             }
-            if known.problem.as_ref().is_some_and(|problem| problem.is_temporary) {
+            if self.has_failed_temporarily(&pod) {
                 return;
             }
         }
@@ -217,35 +214,70 @@ impl Publisher {
             self.postpone(NodePod { pod, seen, sandbox, content: Some(content) });
             return;
         }
-        let decision = match own {
-            Decision::Skip(reason) => Ok(Decision::Skip(reason)),
-            Decision::Redirect(own) => match self.facts_reader.complete(&own, &pod.namespace) {
-                Ok(facts) => Ok(Decision::Redirect((own, facts))),
-                Err(why) => Err(why),
-            },
-        };
+        let decision = self.complete(own, &pod.namespace);
         if self.stop_publishing.load(Ordering::Relaxed) {
             return;
         }
         let known = match decision {
             Ok(decision) => self.write(&pod, content, decision),
-            Err(why) => {
-                let is_temporary = true;
-                KnownPod {
-                    facts: content.facts,
-                    problem: Some(self.withdraw(&pod, &why, is_temporary)),
-                    bypass_reasons: vec![Reason::Unknown],
-                    observed: content.observed,
-                }
-            }
+            Err(why) => self.withdraw_incomplete(&pod, content, &why),
         };
         self.known_pods.insert(pod.uid, known);
     }
 
-    /// Returns whether the file was written by an agent of another version, and not by a newer
-    /// agent that still runs. Then the plugin of this agent cannot use the file.
-    fn has_to_replace(&self, copy: &PublishedPod) -> bool {
-        matches!(copy, PublishedPod::OtherFormat { .. }) && !(self.newer_agent_runs)()
+    /// Returns whether the pod was published, or could not be published, with the same facts.
+    fn has_equal_facts(&self, pod: &PodRef, content: &PodContent) -> bool {
+        match self.known_pods.get(&pod.uid) {
+            Some(known) => known.facts == content.facts,
+            None => false,
+        }
+    }
+
+    /// Returns whether the pod could not be published, but may be after a new list.
+    fn has_failed_temporarily(&self, pod: &PodRef) -> bool {
+        let Some(known) = self.known_pods.get(&pod.uid) else { return false };
+        match &known.problem {
+            Some(problem) => problem.is_temporary,
+            None => false,
+        }
+    }
+
+    /// Reads the file of the pod. Returns `None` if there is no file that the plugin can use. It
+    /// cannot use the file of an agent of another version, unless that agent is newer and still
+    /// runs: then the plugin is of that version, too.
+    fn usable_copy(&self, pod: &PodRef) -> Option<PublishedPod> {
+        let Ok(Some(copy)) = pod_copy::read(&self.run_dir, pod) else { return None };
+        let is_of_other_version = matches!(copy, PublishedPod::OtherFormat { .. });
+        if is_of_other_version && !(self.newer_agent_runs)() {
+            return None;
+        }
+        Some(copy)
+    }
+
+    /// Completes the facts in the pod's object with those in other objects.
+    fn complete(
+        &mut self,
+        own: Decision<ObjectFacts>,
+        namespace: &str,
+    ) -> Result<Decision<(ObjectFacts, PodFacts)>, String> {
+        match own {
+            Decision::Skip(reason) => Ok(Decision::Skip(reason)),
+            Decision::Redirect(own) => {
+                let facts = self.facts_reader.complete(&own, namespace)?;
+                Ok(Decision::Redirect((own, facts)))
+            }
+        }
+    }
+
+    /// Removes the file of a pod whose facts are incomplete, because a request failed.
+    fn withdraw_incomplete(&self, pod: &PodRef, content: PodContent, why: &str) -> KnownPod {
+        let is_temporary = true;
+        KnownPod {
+            facts: content.facts,
+            problem: Some(self.withdraw(pod, why, is_temporary)),
+            bypass_reasons: vec![Reason::Unknown],
+            observed: content.observed,
+        }
     }
 
     /// Returns whether the pod's file is that of a newer agent of another version, which writes the
@@ -402,13 +434,18 @@ impl Publisher {
     /// Takes the lock, unless this agent holds it. Returns whether the copy was removed: whether
     /// the lock was held and the file of the lock is missing.
     fn hold_lock(&mut self) -> bool {
-        if let Some(lock) = &self.lock {
-            if lock.is_in_place(&self.run_dir) {
-                return false;
-            }
-            self.lock = None;
-            return true;
+        let Some(lock) = &self.lock else {
+            self.take_lock();
+            return false;
+        };
+        if lock.is_in_place(&self.run_dir) {
+            return false;
         }
+        self.lock = None;
+        true
+    }
+
+    fn take_lock(&mut self) {
         match Lock::take(&self.run_dir) {
             Ok(lock) => {
                 let count = self.count_published_pods();
@@ -417,7 +454,6 @@ impl Publisher {
             }
             Err(error) => self.copy_problem = Some(error.to_string()),
         }
-        false
     }
 
     /// Counts a failure of the watch. Releases the lock after [`FAILURES_TO_RELEASE`]. Waits for
@@ -437,9 +473,8 @@ impl Publisher {
         }
     }
 
-    /// Updates `/status` and metrics, and logs new problems. Returns whether there are problems
-    /// that a new list may solve.
-    fn report(&mut self) -> bool {
+    /// Updates `/status` and metrics, and logs new problems.
+    fn report(&mut self) {
         let problems = self.problems();
         for problem in &problems {
             if !self.logged.contains(problem) {
@@ -453,6 +488,10 @@ impl Publisher {
             bypasses: Some(self.count_bypassing_pods()),
         });
         self.logged = problems.into_iter().collect();
+    }
+
+    /// Returns whether there are problems that a new list may solve.
+    fn list_may_help(&self) -> bool {
         self.watch_problem.is_some()
             || self.copy_problem.is_some()
             || self.pod_problems().any(|problem| problem.is_temporary)
