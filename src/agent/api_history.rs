@@ -36,7 +36,7 @@ impl ApiHistory {
     /// Records that the watch of pods failed.
     pub fn record_failed_watch(&mut self, error: &pod_watch::Error, now: Instant) {
         if let pod_watch::Error::Request(error) = error
-            && (error.is_status(401, UNAUTHORIZED) || error.is_denied_or_missing())
+            && shows_token_was_checked(error)
         {
             self.record_own_token(Some(error), now);
         } else {
@@ -65,6 +65,12 @@ impl TokenHistory {
             *self = TokenHistory { accepted: Some(now), rejected: None };
         }
     }
+}
+
+/// Returns whether a failed request shows that the API server has checked its token: the API server
+/// has rejected the token, or has accepted it and then denied the request or found no object.
+fn shows_token_was_checked(error: &kube::Error) -> bool {
+    error.is_status(401, UNAUTHORIZED) || error.is_denied_or_missing()
 }
 
 /// Returns whether a request with this result shows that its token is valid: whether it succeeded,

@@ -179,18 +179,14 @@ impl FileWatch {
     /// of the agent's temporary files do not count.
     fn read_changes(&self) -> Option<Change> {
         let mut last_change = None;
-        while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
+        let Some(inotify) = &self.inotify else { return None };
+        while let Ok(events) = inotify.read_events() {
             for event in events {
                 let name = event.name.unwrap_or_default();
                 if files::is_temporary(&name.to_string_lossy()) {
                     continue;
                 }
-                let writes = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MODIFY;
-                last_change = if event.mask.intersects(writes) {
-                    Some(Change::MayContinue)
-                } else {
-                    Some(Change::Finished)
-                };
+                last_change = Some(Change::from_mask(event.mask));
             }
         }
         last_change
@@ -204,6 +200,17 @@ enum Change {
     MayContinue,
     /// The file was closed after a write, renamed or removed, or its metadata was changed.
     Finished,
+}
+
+impl Change {
+    /// Returns the change that an inotify event with this mask reports.
+    fn from_mask(mask: AddWatchFlags) -> Change {
+        if mask.intersects(AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MODIFY) {
+            Change::MayContinue
+        } else {
+            Change::Finished
+        }
+    }
 }
 
 /// Which sources have data.

@@ -75,8 +75,9 @@ impl RecordSocket {
         let node = &settings.node;
         let path = node.record_socket();
         let net_dir_path = socket_path_in_net_dir(node);
+        let older_agent_ran = has_reader(&path) || net_dir_path.as_deref().is_some_and(has_reader);
         let record_socket = Arc::new(RecordSocket {
-            older_agent_ran: has_reader(&path) || net_dir_path.as_deref().is_some_and(has_reader),
+            older_agent_ran,
             path,
             net_dir_path,
             status: Arc::clone(status),
@@ -172,7 +173,8 @@ impl RecordSocket {
         }
         let Some(path) = &self.net_dir_path else { return false };
         let taken_over = state.taken_over.as_ref().map(|socket| socket.file);
-        device_and_inode(path) != taken_over && has_reader(path)
+        let is_own_socket = device_and_inode(path) == taken_over;
+        !is_own_socket && has_reader(path)
     }
 
     /// Returns the socket. Creates the socket again if its path is missing or leads to a socket
@@ -182,7 +184,11 @@ impl RecordSocket {
         if state.is_stopped {
             return Ok(None);
         }
-        if !state.own.as_ref().is_some_and(|own| own.is_in_place() || own.is_replaced()) {
+        let has_socket = match &state.own {
+            Some(own) => own.is_in_place() || own.is_replaced(),
+            None => false,
+        };
+        if !has_socket {
             state.own = Some(OwnedSocket::bind(&self.path)?);
             // A newer agent may have owned the path until it ended. The reconciler then still
             // yields to it, and has to decide anew.

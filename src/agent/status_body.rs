@@ -49,11 +49,13 @@ impl StatusBody {
     /// agent that wrote `body` does not report the state of which the key tells, so that its
     /// default says nothing.
     pub fn missing_keys(body: &Value) -> Vec<String> {
-        let complete = json!(StatusBody::default());
+        let Value::Object(complete) = json!(StatusBody::default()) else {
+            return Vec::new();
+        };
         let mut missing = Vec::new();
-        for key in complete.as_object().into_iter().flat_map(|object| object.keys()) {
-            if body.get(key.as_str()).is_none() {
-                missing.push(key.clone());
+        for (key, _) in complete {
+            if body.get(&key).is_none() {
+                missing.push(key);
             }
         }
         missing
