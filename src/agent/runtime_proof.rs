@@ -113,12 +113,13 @@ impl RuntimeProof {
         let Some(found) = found else { return };
         match &mut self.chain {
             Some((chain, state)) if chain.digest == found.digest => {
-                if chain.since != found.since && *state == ChainState::Provisional {
+                let was_written_again = chain.since != found.since;
+                if was_written_again && *state == ChainState::Provisional {
                     self.stuck_pods.restart(now);
                 }
                 chain.since = found.since;
             }
-            _ => {
+            Some(_) | None => {
                 self.chain = Some((found, ChainState::Provisional));
                 self.stuck_pods.restart(now);
             }
@@ -142,10 +143,10 @@ impl RuntimeProof {
 
     /// Records that the runtime called the plugin at `date`.
     pub fn record_call(&mut self, date: SystemTime) {
-        if let Some((chain, state @ ChainState::Provisional)) = &mut self.chain
+        if let Some(chain) = self.provisional_chain()
             && date > chain.since + SETTLING_TIME
         {
-            *state = ChainState::Proven;
+            self.set_state(ChainState::Proven);
         }
     }
 
@@ -185,28 +186,52 @@ impl RuntimeProof {
     /// the chain. The kubelet accepts a pod before the runtime makes its sandbox, and both times are
     /// of the node's clock.
     fn judge_sandboxes(&mut self) {
-        if let Some((chain, state @ ChainState::Provisional)) = &mut self.chain
-            && self.newest_with_sandbox.is_some_and(|at| at > chain.since + SETTLING_TIME)
+        if let Some(chain) = self.provisional_chain()
+            && let Some(accepted) = self.newest_with_sandbox
+            && accepted > chain.since + SETTLING_TIME
         {
-            *state = ChainState::Proven;
+            self.set_state(ChainState::Proven);
         }
+    }
+
+    /// Returns the chain if it is provisional, in place or not.
+    fn provisional_chain(&self) -> Option<&Chain> {
+        match &self.chain {
+            Some((chain, ChainState::Provisional)) => Some(chain),
+            Some((_, ChainState::Proven | ChainState::Withdrawn(_))) | None => None,
+        }
+    }
+
+    fn set_state(&mut self, new_state: ChainState) {
+        if let Some((_, state)) = &mut self.chain {
+            *state = new_state;
+        }
+    }
+
+    /// Returns the chain if it is in place and provisional. Questions are asked about no other.
+    fn unproven_chain(&self) -> Option<&Chain> {
+        if !self.is_in_place {
+            return None;
+        }
+        self.provisional_chain()
     }
 
     /// Returns when the next question may be asked. `None` while there is nothing to ask.
     pub fn due(&self) -> Option<Instant> {
-        match &self.chain {
-            Some((_, ChainState::Provisional)) if self.is_in_place => self.stuck_pods.due(),
-            _ => None,
+        if self.unproven_chain().is_none() {
+            return None;
         }
+        self.stuck_pods.due()
     }
 
     /// Takes the next question, if one is due.
     pub fn next_question(&mut self, now: Instant) -> Option<Question> {
-        if self.due()? > now {
+        let chain = self.unproven_chain()?.clone();
+        if self.stuck_pods.due()? > now {
             return None;
         }
-        let (chain, _) = self.chain.as_ref()?;
-        Some(Question { pod: self.stuck_pods.take(now)?, chain: chain.clone() })
+        let pod = self.stuck_pods.take(now)?;
+        Some(Question { pod, chain })
     }
 
     /// Records the answer to a question. An answer about an earlier chain, or about a pod that has
@@ -215,12 +240,8 @@ impl RuntimeProof {
         match answer {
             Answer::CannotRun(evidence) => {
                 self.events_problem = None;
-                if let Some((chain, state @ ChainState::Provisional)) = &mut self.chain
-                    && *chain == question.chain
-                    && self.is_in_place
-                    && self.stuck_pods.contains(&question.pod.uid)
-                {
-                    *state = ChainState::Withdrawn(evidence);
+                if self.is_open(question) {
+                    self.set_state(ChainState::Withdrawn(evidence));
                 }
             }
             Answer::SaysNothing => self.events_problem = None,
@@ -236,17 +257,29 @@ impl RuntimeProof {
         }
     }
 
+    /// Returns whether the question is still about the chain in place, and about a pod without
+    /// sandbox.
+    fn is_open(&self, question: &Question) -> bool {
+        self.unproven_chain() == Some(&question.chain)
+            && self.stuck_pods.contains(&question.pod.uid)
+    }
+
     /// Returns why the agent cannot find evidence. `None` if it can.
     pub fn problem(&self) -> Option<&str> {
-        self.watch_problem.as_deref().or(self.events_problem.as_deref())
+        if let Some(why) = &self.watch_problem {
+            return Some(why);
+        }
+        self.events_problem.as_deref()
     }
 
     /// Returns why the agent cannot find evidence against a provisional chain, if that is not logged
     /// yet.
     pub fn take_problem_to_log(&mut self) -> Option<String> {
-        let is_provisional = matches!(self.chain, Some((_, ChainState::Provisional)));
+        if self.unproven_chain().is_none() {
+            return None;
+        }
         let problem = self.problem()?.to_owned();
-        if !is_provisional || !self.is_in_place || self.logged_problem.as_ref() == Some(&problem) {
+        if self.logged_problem.as_ref() == Some(&problem) {
             return None;
         }
         self.logged_problem = Some(problem.clone());
@@ -260,20 +293,22 @@ impl RuntimeProof {
     /// Returns what `/status` says. `None` if no chain of this agent is in place or withdrawn.
     pub fn status(&self) -> Option<RuntimeStatus> {
         let (_, state) = self.chain.as_ref()?;
-        let (chain, note) = match state {
-            ChainState::Withdrawn(evidence) => {
-                let pod = &evidence.pod;
-                let note = format!("cannot run the plugin for pod {pod}: {}", evidence.message);
-                (ChainProof::Withdrawn, Some(note))
-            }
-            _ if !self.is_in_place => return None,
-            ChainState::Proven => (ChainProof::Proven, None),
-            ChainState::Provisional => match self.problem() {
-                Some(why) => (ChainProof::Unprovable, Some(why.to_owned())),
-                None => (ChainProof::Provisional, Some(NOT_CALLED.to_owned())),
-            },
+        if let ChainState::Withdrawn(evidence) = state {
+            let Evidence { pod, message, .. } = evidence;
+            let note = Some(format!("cannot run the plugin for pod {pod}: {message}"));
+            return Some(RuntimeStatus { chain: ChainProof::Withdrawn, note });
+        }
+        if !self.is_in_place {
+            return None;
+        }
+        if self.is_proven() {
+            return Some(RuntimeStatus { chain: ChainProof::Proven, note: None });
+        }
+        let (chain, note) = match self.problem() {
+            Some(why) => (ChainProof::Unprovable, why),
+            None => (ChainProof::Provisional, NOT_CALLED),
         };
-        Some(RuntimeStatus { chain, note })
+        Some(RuntimeStatus { chain, note: Some(note.to_owned()) })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use crate::kube::types::Pod;
+use crate::kube::types::{Pod, PodStatus};
 
 /// Condition that is true while the pod has a sandbox with a network. Kubernetes has it by default
 /// from 1.29 on (feature gate `PodReadyToStartContainersCondition`).
@@ -31,17 +31,27 @@ impl Sandbox {
         if pod.metadata.deletion_timestamp.is_some() {
             return Some(Sandbox::Leaving);
         }
-        let status = &pod.status;
-        let condition = status.conditions.iter().find(|condition| condition.kind == READY_TO_START);
-        let has_sandbox = match condition.map(|condition| condition.status.as_str()) {
-            Some("True") => true,
-            Some("False") => false,
-            _ => !status.ips.is_empty(),
-        };
-        if !has_sandbox {
+        if !has_sandbox(&pod.status) {
             return Some(Sandbox::Missing);
         }
-        let accepted = status.start_time.as_deref();
-        Some(Sandbox::Made { accepted: accepted.and_then(|at| humantime::parse_rfc3339(at).ok()) })
+        let mut accepted = None;
+        if let Some(start_time) = &pod.status.start_time {
+            accepted = humantime::parse_rfc3339(start_time).ok();
+        }
+        Some(Sandbox::Made { accepted })
     }
+}
+
+/// Returns whether the pod has a sandbox. If the status has no condition that tells, a pod with an
+/// IP address has one.
+fn has_sandbox(status: &PodStatus) -> bool {
+    let mut conditions = status.conditions.iter();
+    if let Some(condition) = conditions.find(|condition| condition.kind == READY_TO_START) {
+        match condition.status.as_str() {
+            "True" => return true,
+            "False" => return false,
+            _ => {}
+        }
+    }
+    !status.ips.is_empty()
 }
