@@ -47,6 +47,17 @@ pub enum TestOutcome {
     Failed(String),
 }
 
+impl TestOutcome {
+    /// Returns the value of the metric's label `result`.
+    fn label(&self) -> &'static str {
+        match self {
+            TestOutcome::Passed(_) => "passed",
+            TestOutcome::Skipped(_) => "skipped",
+            TestOutcome::Failed(_) => "failed",
+        }
+    }
+}
+
 /// Runs self-tests, one at a time, and remembers the last outcome.
 pub struct SelfTest {
     settings: Arc<Settings>,
@@ -119,19 +130,8 @@ impl SelfTest {
                 TestOutcome::Failed("its thread could not be started, or panicked".into())
             }
         };
-        let label = match &outcome {
-            TestOutcome::Passed(coverage) => {
-                info!("self-test passed: {coverage}");
-                "passed"
-            }
-            TestOutcome::Skipped(why) => {
-                info!("self-test skipped, so readiness does not depend on it: {why}");
-                "skipped"
-            }
-            // A failure is not logged here, because the reconcile pass logs it.
-            TestOutcome::Failed(_) => "failed",
-        };
-        self.status.metrics.count_self_test(label);
+        log_outcome(&outcome);
+        self.status.metrics.count_self_test(outcome.label());
         // The wait before a rerun grows only while the same plugin fails.
         let was_tested = self.last_outcome(tested).is_some();
         if !was_tested || !matches!(outcome, TestOutcome::Failed(_)) {
@@ -139,5 +139,16 @@ impl SelfTest {
         }
         self.rerun_at = Instant::now() + self.retry.next_delay();
         self.last = self.running.take().map(|(tested, _)| (tested, outcome));
+    }
+}
+
+fn log_outcome(outcome: &TestOutcome) {
+    match outcome {
+        TestOutcome::Passed(coverage) => info!("self-test passed: {coverage}"),
+        TestOutcome::Skipped(why) => {
+            info!("self-test skipped, so readiness does not depend on it: {why}");
+        }
+        // A failure is not logged here, because the reconcile pass logs it.
+        TestOutcome::Failed(_) => {}
     }
 }

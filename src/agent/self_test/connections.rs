@@ -1,5 +1,6 @@
 //! Opens the TCP connections of a self-test, which the scratch pod's rules must redirect.
 
+use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -17,36 +18,58 @@ const CANDIDATE_PORTS: [u16; 8] = [80, 443, 8080, 9090, 3000, 5000, 50051, 1];
 /// resends it after a second.
 const TIMEOUT: Duration = Duration::from_millis(2500);
 
+/// A connection that the scratch pod's rules must redirect to a port of the proxy.
+struct RedirectedConnection<'s> {
+    direction: &'static str,
+    from_netns: &'s File,
+    to: SocketAddr,
+    proxy_port: u16,
+}
+
 /// Opens a connection in each direction and address family that has to be redirected. Returns their
-/// names for the log, or describes the first connection that does not reach the proxy's port. Only
-/// the proxy's port listens in the two netns, so a connection that is accepted has reached that
-/// port.
+/// names for the log, or describes the first connection that does not reach the proxy's port.
 pub fn test_connections(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>, String> {
     let uid = geteuid().as_raw();
     let gid = getegid().as_raw();
     let mut redirected = Vec::new();
     for &[pod, neighbour] in scratch.addresses {
-        let outbound = outbound_port(redirect, uid, gid, neighbour);
-        let inbound = inbound_port(redirect, neighbour);
-        for (direction, from_netns, to_address, port, proxy_port) in [
-            ("outbound", &scratch.pod, neighbour, outbound, redirect.outbound_port),
-            ("inbound", &scratch.neighbour, pod, inbound, redirect.inbound_port),
-        ] {
-            let Some(port) = port else { continue };
-            let _listener = inside(&scratch.pod, move || listen(proxy_port))
-                .map_err(|error| format!("cannot listen on port {proxy_port}: {error}"))?;
-            let to = SocketAddr::new(to_address, port);
-            let connected = inside(from_netns, move || TcpStream::connect_timeout(&to, TIMEOUT));
-            connected.map_err(|error| {
-                format!(
-                    "{direction} TCP to {to} does not reach the proxy's port {proxy_port}: {error}"
-                )
-            })?;
-            let family = if pod.is_ipv6() { "IPv6" } else { "IPv4" };
-            redirected.push(format!("{family} {direction}"));
+        let family = if pod.is_ipv6() { "IPv6" } else { "IPv4" };
+        if let Some(port) = outbound_port(redirect, uid, gid, neighbour) {
+            let outbound = RedirectedConnection {
+                direction: "outbound",
+                from_netns: &scratch.pod,
+                to: SocketAddr::new(neighbour, port),
+                proxy_port: redirect.outbound_port,
+            };
+            outbound.test(scratch)?;
+            redirected.push(format!("{family} outbound"));
+        }
+        if let Some(port) = inbound_port(redirect, neighbour) {
+            let inbound = RedirectedConnection {
+                direction: "inbound",
+                from_netns: &scratch.neighbour,
+                to: SocketAddr::new(pod, port),
+                proxy_port: redirect.inbound_port,
+            };
+            inbound.test(scratch)?;
+            redirected.push(format!("{family} inbound"));
         }
     }
     Ok(redirected)
+}
+
+impl RedirectedConnection<'_> {
+    /// Opens the connection while the proxy's port listens in the scratch pod. No other port listens
+    /// in the two netns, so a connection that is accepted has reached that port.
+    fn test(&self, scratch: &ScratchPod) -> Result<(), String> {
+        let RedirectedConnection { direction, from_netns, to, proxy_port } = *self;
+        let _listener = inside(&scratch.pod, move || listen(proxy_port))
+            .map_err(|error| format!("cannot listen on port {proxy_port}: {error}"))?;
+        inside(from_netns, move || TcpStream::connect_timeout(&to, TIMEOUT)).map_err(|error| {
+            format!("{direction} TCP to {to} does not reach the proxy's port {proxy_port}: {error}")
+        })?;
+        Ok(())
+    }
 }
 
 /// Listens on all addresses. If the kernel has no IPv6, listens on all IPv4 addresses.
@@ -73,15 +96,17 @@ fn inbound_port(redirect: &Redirect, from: IpAddr) -> Option<u16> {
     if subnets_contain(&redirect.skip_subnets, from) {
         return None;
     }
+    let mut candidates = redirect.ports_to_redirect.as_slice();
+    if candidates.is_empty() {
+        candidates = &CANDIDATE_PORTS;
+    }
     let proxy_ports = [redirect.inbound_port, redirect.outbound_port];
-    let candidates = match redirect.ports_to_redirect.as_slice() {
-        [] => &CANDIDATE_PORTS[..],
-        ports => ports,
-    };
-    candidates
-        .iter()
-        .copied()
-        .find(|port| !proxy_ports.contains(port) && !ranges_contain(&redirect.skip_inbound, *port))
+    for &port in candidates {
+        if !proxy_ports.contains(&port) && !ranges_contain(&redirect.skip_inbound, port) {
+            return Some(port);
+        }
+    }
+    None
 }
 
 fn subnets_contain(subnets: &[Subnet], address: IpAddr) -> bool {

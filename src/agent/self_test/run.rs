@@ -51,34 +51,19 @@ pub fn run(settings: &Settings, bin_dir: &Path) -> TestOutcome {
 fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     let begin = Instant::now();
     let end = Deadline::after(TIMEOUT);
-    let found = net_dir::scan(&settings.node.net_dir, &settings.node.kubeconfig_name)?;
-    let plugin_config = plan::installed_config(&settings.node.mode, &found)
-        .and_then(|file| PluginConfig::from_network_config(file.text()))
-        .ok_or_else(|| TestOutcome::Failed("no network config has a plugin entry".into()))?;
-    let config = serde_json::from_str::<Object>(&plugin_config.text());
-    // If the config is invalid, that is not reported here, because ADD fails with a better
-    // description of the mistake.
-    let config = Config::read(&config.unwrap_or_default()).ok();
-    let needs_ipv6 = config.as_ref().is_some_and(|config| config.ipv6 != Ipv6::No);
+    let plugin_config = installed_plugin_config(settings)?;
+    let config = read_config(&plugin_config);
+    let needs_ipv6 = match &config {
+        Some(config) => config.ipv6 != Ipv6::No,
+        None => false,
+    };
     let scratch = ScratchPod::create(needs_ipv6).map_err(judge_uncreated_pod)?;
     let copy = ScratchCopy::publish()
         .map_err(|why| TestOutcome::Failed(format!("cannot publish the scratch pod: {why}")))?;
-    let args =
-        format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={POD};K8S_POD_NAME={POD};K8S_POD_UID={POD}");
-    let vars = [
-        ("CNI_CONTAINERID", POD),
-        ("CNI_NETNS", &scratch.path()),
-        ("CNI_IFNAME", INTERFACE),
-        ("CNI_PATH", &bin_dir.display().to_string()),
-        ("CNI_ARGS", &args),
-        (RUN_DIR_VARIABLE, &copy.run_dir.display().to_string()),
-    ];
-    let call_plugin = |command, previous_result: &Value| {
-        let stdin = plugin_config.stdin(previous_result);
-        plugin_call::call(&bin_dir.join(PLUGIN), command, &vars, &stdin, end)
-            .map_err(|error| judge_failed_call(command, &error))
-    };
-    let result = call_plugin("ADD", &plugin_config.previous_result)?;
+    let runtime =
+        ScratchRuntime { bin_dir, scratch: &scratch, copy: &copy, config: &plugin_config, end };
+
+    let result = runtime.call_plugin("ADD", &plugin_config.previous_result)?;
     let mut redirected = Vec::new();
     if let Some(config) = config {
         let redirect = config.redirect(&PodFacts::default())?;
@@ -86,9 +71,10 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     }
     let mut calls = "ADD";
     if plugin_config.has_check {
-        call_plugin("CHECK", &result)?;
+        runtime.call_plugin("CHECK", &result)?;
         calls = "ADD and CHECK";
     }
+
     let connections = if redirected.is_empty() {
         "no connection could be tested".to_owned()
     } else {
@@ -96,6 +82,55 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     };
     let ms = begin.elapsed().as_millis();
     Ok(format!("{calls} succeeded, {connections}, in {ms} ms"))
+}
+
+/// Reads the config of the plugin from the network config in which it is installed.
+fn installed_plugin_config(settings: &Settings) -> Result<PluginConfig, TestOutcome> {
+    let node = &settings.node;
+    let found = net_dir::scan(&node.net_dir, &node.kubeconfig_name)?;
+    if let Some(file) = plan::installed_config(&node.mode, &found)
+        && let Some(plugin_config) = PluginConfig::from_network_config(file.text())
+    {
+        return Ok(plugin_config);
+    }
+    Err(TestOutcome::Failed("no network config has a plugin entry".into()))
+}
+
+/// Reads the config as the plugin reads it. Returns `None` if the config is invalid. That is not
+/// reported here, because ADD fails with a better description of the mistake.
+fn read_config(plugin_config: &PluginConfig) -> Option<Config> {
+    let object = serde_json::from_str::<Object>(&plugin_config.text()).unwrap_or_default();
+    Config::read(&object).ok()
+}
+
+/// Calls the plugin for the scratch pod, as a container runtime does.
+struct ScratchRuntime<'t> {
+    bin_dir: &'t Path,
+    scratch: &'t ScratchPod,
+    copy: &'t ScratchCopy,
+    config: &'t PluginConfig,
+    /// When a plugin call is killed.
+    end: Deadline,
+}
+
+impl ScratchRuntime<'_> {
+    /// Calls the plugin with the CNI `command`. Returns its result.
+    fn call_plugin(&self, command: &str, previous_result: &Value) -> Result<Value, TestOutcome> {
+        let args =
+            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={POD};K8S_POD_NAME={POD};K8S_POD_UID={POD}");
+        let vars = [
+            ("CNI_CONTAINERID", POD),
+            ("CNI_NETNS", &self.scratch.path()),
+            ("CNI_IFNAME", INTERFACE),
+            ("CNI_PATH", &self.bin_dir.display().to_string()),
+            ("CNI_ARGS", &args),
+            (RUN_DIR_VARIABLE, &self.copy.run_dir.display().to_string()),
+        ];
+        let program = self.bin_dir.join(PLUGIN);
+        let stdin = self.config.stdin(previous_result);
+        plugin_call::call(&program, command, &vars, &stdin, self.end)
+            .map_err(|error| judge_failed_call(command, &error))
+    }
 }
 
 /// Returns the outcome of a self-test in which a plugin call failed. The self-test counts as
