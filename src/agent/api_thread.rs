@@ -83,14 +83,7 @@ impl State {
     fn at_start(settings: &Settings) -> State {
         let now = Instant::now();
         let adopted = AdoptedToken::read(settings, SystemTime::now());
-        let mut until_renewal = None;
-        if settings.plugin_account.is_some() {
-            until_renewal = match &adopted {
-                Some(adopted) => Some(adopted.until_renewal),
-                None => Some(Duration::ZERO),
-            };
-        }
-        let mut schedule = Schedule::new(now, until_renewal);
+        let mut schedule = Schedule::new(now, until_renewal(settings, adopted.as_ref()));
         if settings.api_name().is_some() {
             // The kubeconfig needs the address to which the name resolves. Checks resolve the name,
             // so a check is due at the start.
@@ -110,6 +103,18 @@ impl State {
             events: EventQueue::new(now),
             schedule,
         }
+    }
+}
+
+/// Returns the time until the first TokenRequest. `None` if the plugin has no ServiceAccount of its
+/// own.
+fn until_renewal(settings: &Settings, adopted: Option<&AdoptedToken>) -> Option<Duration> {
+    if settings.plugin_account.is_none() {
+        return None;
+    }
+    match adopted {
+        Some(adopted) => Some(adopted.until_renewal),
+        None => Some(Duration::ZERO),
     }
 }
 
@@ -160,10 +165,10 @@ impl ApiHandle {
     pub fn report_failure(&self, record: &Record) {
         // The failure is identified by its code, because the text of an error may differ between
         // versions of the plugin.
-        let is_unreachable = record.has_code(Failure::ApiUnreachable);
-        if record.has_code(Failure::TokenRejected)
-            || is_unreachable && self.settings.api_name().is_some()
-        {
+        let is_rejected = record.has_code(Failure::TokenRejected);
+        let is_unreachable_at_resolved_address =
+            record.has_code(Failure::ApiUnreachable) && self.settings.api_name().is_some();
+        if is_rejected || is_unreachable_at_resolved_address {
             self.state().schedule.check_after_plugin_failure(Instant::now());
             self.wake_thread();
         }

@@ -106,11 +106,7 @@ impl EventQueue {
             return true;
         };
         self.reported.retain(|problem| now < problem.reported_at + REPEAT_AFTER);
-        let is_full = self.waiting.len() >= MAX_QUEUED || self.reported.len() >= MAX_QUEUED;
-        if is_full
-            || self.is_reported(&pod.uid, event.subject)
-            || self.count_reported_in(&pod.namespace) >= MAX_REPORTED_IN_NAMESPACE
-        {
+        if self.is_reported(&pod.uid, event.subject) || !self.has_room_for(&pod.namespace) {
             return false;
         }
         self.reported.push_back(ReportedProblem {
@@ -127,8 +123,13 @@ impl EventQueue {
         self.reported.iter().any(|problem| problem.pod_uid == pod_uid && problem.subject == subject)
     }
 
-    fn count_reported_in(&self, namespace: &str) -> usize {
-        self.reported.iter().filter(|problem| problem.namespace == namespace).count()
+    /// Returns whether an Event on a pod of this namespace may be queued.
+    fn has_room_for(&self, namespace: &str) -> bool {
+        if self.waiting.len() >= MAX_QUEUED || self.reported.len() >= MAX_QUEUED {
+            return false;
+        }
+        let in_namespace = self.reported.iter().filter(|problem| problem.namespace == namespace);
+        in_namespace.count() < MAX_REPORTED_IN_NAMESPACE
     }
 
     /// Takes the next Event if it is due at `now`.
@@ -188,12 +189,12 @@ impl EventQueue {
 
 /// Posts an Event. Does nothing for an Event on the node if the settings do not name the node.
 pub fn post(connection: &mut Connection, settings: &Settings, event: &Event) -> Result<(), Error> {
-    let regarding = match (&event.pod, settings.node_name.as_deref()) {
-        (Some(PodRef { namespace, name, uid }), _) => {
-            Regarding { kind: "Pod", namespace, name, uid }
-        }
-        (None, Some(node)) => Regarding::node(node),
-        (None, None) => return Ok(()),
+    let regarding = if let Some(PodRef { namespace, name, uid }) = &event.pod {
+        Regarding { kind: "Pod", namespace, name, uid }
+    } else if let Some(node) = &settings.node_name {
+        Regarding::node(node)
+    } else {
+        return Ok(());
     };
     // The API requires the name of the reporting instance. Upstream's chart does not tell the agent
     // the name of its pod, so the name of the program stands in.

@@ -12,9 +12,10 @@ use crate::agent::runtime_proof::evidence;
 use crate::agent::runtime_proof::{Answer, Chain, ChainState, Question, RuntimeProof};
 use crate::agent::settings::Settings;
 use crate::agent::status_body::RuntimeStatus;
+use crate::cni::args::PodRef;
 use crate::kube::FORBIDDEN;
 use crate::kube::connection::Error;
-use crate::kube::pod_events;
+use crate::kube::pod_events::{self, PodEvent};
 use crate::node::withdrawal::Evidence;
 
 /// Effect of the missing permission, and what to do.
@@ -59,23 +60,22 @@ impl ApiHandle {
     fn change_runtime_proof(&self, update: impl FnOnce(&mut RuntimeProof)) -> bool {
         let mut state = self.state();
         let proof = &mut state.runtime_proof;
-        let (status, was_proven, due) = (proof.status(), proof.is_proven(), proof.due());
+        let before = ProofSummary::read(proof);
         update(proof);
-        let (new_status, is_proven, new_due) = (proof.status(), proof.is_proven(), proof.due());
+        let after = ProofSummary::read(proof);
         let problem = proof.take_problem_to_log();
+        // The state is not locked while lines are logged: stderr may be slow.
         drop(state);
-        if let Some(new_due) = new_due
-            && due.is_none_or(|due| new_due < due)
-        {
+        if after.is_due_earlier_than(&before) {
             self.wake_thread();
         }
-        if is_proven && !was_proven {
+        if after.is_proven && !before.is_proven {
             info!("the container runtime has started a pod through the chain");
         }
         if let Some(problem) = problem {
             info!("{problem}");
         }
-        new_status != status
+        after.status != before.status
     }
 
     /// Returns the evidence for which the chain with this digest is withdrawn. `None` if it is not.
@@ -100,6 +100,28 @@ impl ApiHandle {
     }
 }
 
+/// What is known of the runtime and the chain at one time.
+struct ProofSummary {
+    status: Option<RuntimeStatus>,
+    is_proven: bool,
+    /// When the next question may be asked.
+    due: Option<Instant>,
+}
+
+impl ProofSummary {
+    fn read(proof: &RuntimeProof) -> ProofSummary {
+        ProofSummary { status: proof.status(), is_proven: proof.is_proven(), due: proof.due() }
+    }
+
+    fn is_due_earlier_than(&self, other: &ProofSummary) -> bool {
+        let Some(due) = self.due else { return false };
+        match other.due {
+            Some(other_due) => due < other_due,
+            None => true,
+        }
+    }
+}
+
 impl Worker {
     /// Asks for the Events of a pod that gets no sandbox, if that is due.
     pub fn ask_for_sandbox_events(&mut self) {
@@ -113,36 +135,38 @@ impl Worker {
 
     fn answer(&mut self, question: &Question) -> Answer {
         let pod = &question.pod;
-        let listed = match self.own_connection.client() {
-            Ok(client) => {
-                let listed = pod_events::list(&client, &pod.namespace, &pod.uid);
-                self.record_own_token(listed.as_ref().err());
-                listed.map_err(Error::from)
-            }
-            Err(error) => Err(error),
+        let events = match self.list_events(pod) {
+            Ok(events) => events,
+            Err(error) => return self.judge_failed_list(pod, &error),
         };
-        let problem = match listed {
-            Ok(events) => {
-                self.log_event_list(None);
-                let node = self.api.settings.node_name.as_deref();
-                let since = question.chain.since;
-                return match evidence::find(&events, pod, node, since, SystemTime::now()) {
-                    Some(evidence) => Answer::CannotRun(evidence),
-                    None => Answer::SaysNothing,
-                };
-            }
-            Err(error) => error,
-        };
-        match &problem {
+        self.log_event_list(None);
+        let node = self.api.settings.node_name.as_deref();
+        let since = question.chain.since;
+        match evidence::find(&events, pod, node, since, SystemTime::now()) {
+            Some(evidence) => Answer::CannotRun(evidence),
+            None => Answer::SaysNothing,
+        }
+    }
+
+    fn list_events(&mut self, pod: &PodRef) -> Result<Vec<PodEvent>, Error> {
+        let client = self.own_connection.client()?;
+        let listed = pod_events::list(&client, &pod.namespace, &pod.uid);
+        self.record_own_token(listed.as_ref().err());
+        Ok(listed?)
+    }
+
+    /// Returns the answer for a pod whose Events could not be listed. Logs a failed request, but not
+    /// a denied one: [`ApiHandle::update_runtime_proof`] logs that.
+    fn judge_failed_list(&mut self, pod: &PodRef, failure: &Error) -> Answer {
+        match failure {
             Error::Client(error) if error.is_status(403, FORBIDDEN) => {
-                Answer::Denied(format!("{DENIED}: {problem}"))
+                Answer::Denied(format!("{DENIED}: {failure}"))
             }
             Error::Client(error) => {
-                let wait = retry_after(error);
                 self.log_event_list(Some(format!(
-                    "cannot list the Events of pod {pod}: {problem}"
+                    "cannot list the Events of pod {pod}: {failure}"
                 )));
-                Answer::Failed(wait)
+                Answer::Failed(retry_after(error))
             }
             Error::Config(_) => Answer::Failed(Duration::ZERO),
         }

@@ -147,10 +147,10 @@ impl Schedule {
     /// Schedules a TokenRequest because the API server rejects the token that it issued last. The
     /// request is due at once. If the API server rejects the following tokens too, the wait grows.
     pub fn replace_revoked_token(&mut self, now: Instant) {
-        let wait = match self.revocations.checked_sub(1) {
-            Some(earlier_waits) => delay(RENEWAL_RETRY, earlier_waits),
-            None => Duration::ZERO,
-        };
+        let mut wait = Duration::ZERO;
+        if self.revocations > 0 {
+            wait = delay(RENEWAL_RETRY, self.revocations - 1);
+        }
         self.revocations = self.revocations.saturating_add(1);
         if self.renewal_due.is_some() {
             self.renewal_due = Some(now + wait);

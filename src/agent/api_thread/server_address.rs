@@ -33,7 +33,8 @@ impl ServerAddress {
     pub fn resolve_again(&self, name: &str, is_unreachable: bool) -> ServerAddress {
         match addresses_of(name) {
             Ok(found) => {
-                ServerAddress { address: choose(self.address, &found, is_unreachable), error: None }
+                let address = choose(self.address, &found, is_unreachable);
+                ServerAddress { address, error: None }
             }
             Err(error) => ServerAddress { address: self.address, error: Some(error.to_string()) },
         }
@@ -71,8 +72,14 @@ fn choose(current: Option<IpAddr>, found: &[IpAddr], is_unreachable: bool) -> Op
     if !is_unreachable {
         return current;
     }
-    let mut following = found.iter().copied().cycle().skip(position).take(found.len());
-    following.find(|address| Some(*address) != current).or(current)
+    let (before, from_current_on) = found.split_at(position);
+    for address in from_current_on.iter().chain(before) {
+        if Some(*address) != current {
+            return Some(*address);
+        }
+    }
+    // The name has no other address.
+    current
 }
 
 #[cfg(test)]

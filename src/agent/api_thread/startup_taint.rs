@@ -30,7 +30,7 @@ const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
 
 /// Removes the startup taint, and decides when to look for the taint again.
 pub struct StartupTaint {
-    /// `None` if no taint is configured.
+    /// `None` if no taint is to be removed.
     tainted_node: Option<TaintedNode>,
     due: Instant,
     /// The agent's token in the last call. A new token may mean that the kubelet has restarted: it
@@ -48,20 +48,22 @@ struct TaintedNode {
     key: String,
 }
 
+impl TaintedNode {
+    /// Returns `None` if no taint is configured, or if the settings do not name the node.
+    fn from_settings(settings: &Settings) -> Option<TaintedNode> {
+        let key = settings.startup_taint.clone()?;
+        let Some(node) = settings.node_name.clone() else {
+            warn!("cannot remove the startup taint: LINKERD_CNI_NODE_NAME is not set");
+            return None;
+        };
+        Some(TaintedNode { node, key })
+    }
+}
+
 impl StartupTaint {
     pub fn new(settings: &Settings, now: Instant) -> StartupTaint {
-        let mut tainted_node = None;
-        match (&settings.node_name, &settings.startup_taint) {
-            (_, None) => {}
-            (None, Some(_)) => {
-                warn!("cannot remove the startup taint: LINKERD_CNI_NODE_NAME is not set");
-            }
-            (Some(node), Some(key)) => {
-                tainted_node = Some(TaintedNode { node: node.clone(), key: key.clone() });
-            }
-        }
         StartupTaint {
-            tainted_node,
+            tainted_node: TaintedNode::from_settings(settings),
             due: now,
             token: None,
             backoff: Backoff::new(RETRY),
@@ -81,13 +83,9 @@ impl StartupTaint {
             return None;
         }
         let now = Instant::now();
-        // This reads the agent's token again, which is compared below.
+        // This reads the agent's token again.
         let client = connection.client();
-        if self.token.as_deref() != connection.token() {
-            self.token = connection.token().map(str::to_owned);
-            let wait = between(AFTER_TOKEN_RENEWAL[0], AFTER_TOKEN_RENEWAL[1]);
-            self.due = self.due.min(now + wait);
-        }
+        self.notice_renewed_token(connection.token(), now);
         if now < self.due {
             return Some(self.due);
         }
@@ -110,6 +108,16 @@ impl StartupTaint {
         };
         self.due = Instant::now() + wait;
         Some(self.due)
+    }
+
+    /// Reads the Node earlier if the agent's `token` has changed since the last call.
+    fn notice_renewed_token(&mut self, token: Option<&str>, now: Instant) {
+        if self.token.as_deref() == token {
+            return;
+        }
+        self.token = token.map(str::to_owned);
+        let wait = between(AFTER_TOKEN_RENEWAL[0], AFTER_TOKEN_RENEWAL[1]);
+        self.due = self.due.min(now + wait);
     }
 
     fn log_success(&mut self, was_tainted: bool, node: &str, key: &str) {

@@ -99,34 +99,21 @@ impl Worker {
         let Some(account) = self.api.settings.plugin_account.clone() else { return };
         let requested = self.request_token(&account);
         let now = Instant::now();
-        let mut guard = self.api.state();
-        let State { token_requests, schedule, check, history, .. } = &mut *guard;
+        let mut state = self.api.state();
         match requested {
-            Ok(IssuedToken { text, lifetime_seconds }) => {
-                // The renewal is scheduled by the lifetime of the token and not by its expiry,
-                // because the clocks of API server and node may differ.
-                schedule.schedule_renewal(now, Duration::from_secs(lifetime_seconds.max(2)));
-                let token = Some(Token { text, is_revoked: false });
-                *token_requests = TokenRequestResults { token, error: None };
-                history.plugin_token = TokenHistory { accepted: Some(now), rejected: None };
-                info!(
-                    "received a token of ServiceAccount {account}, valid for {lifetime_seconds} s"
-                );
+            Ok(issued) => {
+                let seconds = issued.lifetime_seconds;
+                state.record_issued_token(issued, now);
+                info!("received a token of ServiceAccount {account}, valid for {seconds} s");
+                self.api.pass_waker.wake();
             }
-            Err(RequestFailure { why, retry_after }) => {
-                // The expiry of the token does not have to be examined here: once the token has
-                // expired, the next check finds it rejected, and schedules a TokenRequest.
-                let has_valid_token =
-                    token_requests.token.is_some() && check.validity == TokenValidity::Accepted;
-                schedule.retry_renewal(now, has_valid_token, retry_after);
-                if token_requests.error.as_ref() == Some(&why) {
-                    // The reconciler knows this failure already and need not be woken.
-                    return;
+            Err(failure) => {
+                let is_new = state.record_failed_request(failure, now);
+                if is_new {
+                    self.api.pass_waker.wake();
                 }
-                token_requests.error = Some(why);
             }
         }
-        self.api.pass_waker.wake();
     }
 
     /// Requests a token of the ServiceAccount `account`. The token is not bound to the agent's pod,
@@ -155,6 +142,32 @@ impl Worker {
         let granted = response["spec"]["expirationSeconds"].as_u64().unwrap_or(LIFETIME_SECONDS);
         let lifetime_seconds = granted.min(LIFETIME_SECONDS);
         Ok(IssuedToken { text: text.to_owned(), lifetime_seconds })
+    }
+}
+
+impl State {
+    /// Records a new token, and schedules its renewal.
+    fn record_issued_token(&mut self, issued: IssuedToken, now: Instant) {
+        // The renewal is scheduled by the lifetime of the token and not by its expiry, because the
+        // clocks of API server and node may differ.
+        let lifetime = Duration::from_secs(issued.lifetime_seconds.max(2));
+        self.schedule.schedule_renewal(now, lifetime);
+        let token = Some(Token { text: issued.text, is_revoked: false });
+        self.token_requests = TokenRequestResults { token, error: None };
+        self.history.plugin_token = TokenHistory { accepted: Some(now), rejected: None };
+    }
+
+    /// Records the failure of a TokenRequest, and schedules the next one. Returns whether the last
+    /// request did not fail in the same way.
+    fn record_failed_request(&mut self, failure: RequestFailure, now: Instant) -> bool {
+        // The expiry of the token does not have to be examined here: once the token has expired, the
+        // next check finds it rejected, and schedules a TokenRequest.
+        let has_valid_token =
+            self.token_requests.token.is_some() && self.check.validity == TokenValidity::Accepted;
+        self.schedule.retry_renewal(now, has_valid_token, failure.retry_after);
+        let is_new = self.token_requests.error.as_ref() != Some(&failure.why);
+        self.token_requests.error = Some(failure.why);
+        is_new
     }
 }
 

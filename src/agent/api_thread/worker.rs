@@ -60,7 +60,9 @@ impl Worker {
     pub fn run(mut self, woken: &Receiver<()>) {
         loop {
             let renewal_due = self.api.state().schedule.renewal_due;
-            if renewal_due.is_some_and(|due| due <= Instant::now()) {
+            if let Some(renewal_due) = renewal_due
+                && renewal_due <= Instant::now()
+            {
                 self.renew();
             }
             let check_due = self.api.state().schedule.check_due;
@@ -103,9 +105,11 @@ impl Worker {
 /// [`LONGEST_RETRY_AFTER`]. Returns [`TIMEOUT_WAIT`] if its response did not arrive in time, and
 /// zero for any other error.
 pub fn retry_after(error: &kube::Error) -> Duration {
-    match error.retry() {
-        Retry::After(wait) => wait.min(LONGEST_RETRY_AFTER),
-        _ if error.is_response_timeout() => TIMEOUT_WAIT,
-        _ => Duration::ZERO,
+    if let Retry::After(wait) = error.retry() {
+        return wait.min(LONGEST_RETRY_AFTER);
     }
+    if error.is_response_timeout() {
+        return TIMEOUT_WAIT;
+    }
+    Duration::ZERO
 }
