@@ -126,40 +126,10 @@ impl Settings {
     /// Reads the environment variables through `lookup`. The error names the first invalid one.
     pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Settings, Error> {
         let env = Env { lookup };
-        let prefix = env.text_or("CONTAINER_MOUNT_PREFIX", "/host");
-        let net_dir = env.text_or("DEST_CNI_NET_DIR", "/etc/cni/net.d");
-        let bin_dir = env.text_or("DEST_CNI_BIN_DIR", "/opt/cni/bin");
-        // Upstream joins this name to the net dir with Go's `path.Join`, which drops extra slashes.
-        let kubeconfig_name = env.text_or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
-        let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
-        let conf_name = env.parsed("LINKERD_CNI_CONF_NAME", parse_file_name)?;
-        let is_chained = env.flag_or("LINKERD_CNI_CHAINED", true)?;
-        let mode = ChainMode::choose(conf_name.as_deref(), is_chained, &kubeconfig_name).map_err(
-            |problem| {
-                let value = conf_name.as_deref().unwrap_or_default();
-                invalid_setting("LINKERD_CNI_CONF_NAME", value, problem)
-            },
-        )?;
         let log_level = env.text_or("LINKERD_CNI_LOG_LEVEL", "info");
         let log_format = env.text_or("LINKERD_CNI_LOG_FORMAT", "plain");
         Ok(Settings {
-            node: NodeSettings {
-                image_bin_dir: env.text_or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin").into(),
-                bin_dir: files::path_in_container(Path::new(&prefix), &join("/", &bin_dir)),
-                kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
-                net_dir: files::path_in_container(Path::new(&prefix), &join("/", &net_dir)),
-                mount_prefix: PathBuf::from(&prefix),
-                net_dir_on_node: join("/", &net_dir),
-                bin_dir_on_node: join("/", &bin_dir),
-                kubeconfig_name: parse_setting(
-                    "KUBECONFIG_FILE_NAME",
-                    &kubeconfig_name,
-                    parse_file_name,
-                )?,
-                mode,
-                keep_binary: env.parsed("LINKERD_CNI_KEEP_BINARY", parse_flag)?,
-                run_dir: env.text(RUN_DIR_VARIABLE).map(PathBuf::from),
-            },
+            node: read_node_settings(&env)?,
             entry_template: env.text("CNI_NETWORK_CONFIG"),
             entry_template_file: env.text("CNI_NETWORK_CONFIG_FILE").map(PathBuf::from),
             ca_file: env.text("KUBE_CA_FILE").map(PathBuf::from),
@@ -191,21 +161,22 @@ impl Settings {
     /// Renders the plugin entry from the template in the environment or, if there is none, from the
     /// template in the file.
     pub fn plugin_entry(&self) -> Result<Entry, String> {
-        let (template, source) = match (&self.entry_template, &self.entry_template_file) {
-            (Some(template), _) => (template.clone(), "CNI_NETWORK_CONFIG".to_owned()),
-            (None, Some(path)) => {
-                let source = path.display().to_string();
-                let template = fs::read_to_string(path).map_err(|error| {
-                    format!("cannot read the plugin entry template {source}: {error}")
-                })?;
-                (template, source)
-            }
-            (None, None) => {
-                let remedy = "set CNI_NETWORK_CONFIG or CNI_NETWORK_CONFIG_FILE";
-                return Err(format!("no plugin entry template: {remedy}"));
-            }
+        if let Some(template) = &self.entry_template {
+            return self.render_entry(template, "CNI_NETWORK_CONFIG");
+        }
+        let Some(path) = &self.entry_template_file else {
+            let remedy = "set CNI_NETWORK_CONFIG or CNI_NETWORK_CONFIG_FILE";
+            return Err(format!("no plugin entry template: {remedy}"));
         };
-        Entry::new(&template, &self.node.kubeconfig_on_host)
+        let source = path.display().to_string();
+        let template = fs::read_to_string(path)
+            .map_err(|error| format!("cannot read the plugin entry template {source}: {error}"))?;
+        self.render_entry(&template, &source)
+    }
+
+    /// Renders the plugin entry from `template`, which comes from `source`.
+    fn render_entry(&self, template: &str, source: &str) -> Result<Entry, String> {
+        Entry::new(template, &self.node.kubeconfig_on_host)
             .map_err(|error| format!("the plugin entry template in {source} {error}"))
     }
 
@@ -218,6 +189,48 @@ impl Settings {
         }
         Some(host)
     }
+}
+
+/// Reads where the agent's files are on the node, and how they are installed and uninstalled.
+fn read_node_settings<F>(env: &Env<F>) -> Result<NodeSettings, Error>
+where
+    F: Fn(&str) -> Option<String>,
+{
+    let mount_prefix = PathBuf::from(env.text_or("CONTAINER_MOUNT_PREFIX", "/host"));
+    let net_dir = env.text_or("DEST_CNI_NET_DIR", "/etc/cni/net.d");
+    let bin_dir = env.text_or("DEST_CNI_BIN_DIR", "/opt/cni/bin");
+    let net_dir_on_node = join("/", &net_dir);
+    let bin_dir_on_node = join("/", &bin_dir);
+    // Upstream joins this name to the net dir with Go's `path.Join`, which drops extra slashes.
+    let kubeconfig_name = env.text_or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
+    let kubeconfig_name = kubeconfig_name.trim_matches('/');
+    let mode = read_chain_mode(env, kubeconfig_name)?;
+    let kubeconfig_name = parse_setting("KUBECONFIG_FILE_NAME", kubeconfig_name, parse_file_name)?;
+    Ok(NodeSettings {
+        image_bin_dir: env.text_or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin").into(),
+        bin_dir: files::path_in_container(&mount_prefix, &bin_dir_on_node),
+        net_dir: files::path_in_container(&mount_prefix, &net_dir_on_node),
+        kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
+        kubeconfig_name,
+        mount_prefix,
+        net_dir_on_node,
+        bin_dir_on_node,
+        mode,
+        keep_binary: env.parsed("LINKERD_CNI_KEEP_BINARY", parse_flag)?,
+        run_dir: env.text(RUN_DIR_VARIABLE).map(PathBuf::from),
+    })
+}
+
+fn read_chain_mode<F>(env: &Env<F>, kubeconfig_name: &str) -> Result<ChainMode, Error>
+where
+    F: Fn(&str) -> Option<String>,
+{
+    let conf_name = env.parsed("LINKERD_CNI_CONF_NAME", parse_file_name)?;
+    let is_chained = env.flag_or("LINKERD_CNI_CHAINED", true)?;
+    ChainMode::choose(conf_name.as_deref(), is_chained, kubeconfig_name).map_err(|problem| {
+        let value = conf_name.as_deref().unwrap_or_default();
+        invalid_setting("LINKERD_CNI_CONF_NAME", value, problem)
+    })
 }
 
 fn parse_seconds(value: &str) -> Result<Duration, &'static str> {
