@@ -50,16 +50,13 @@ impl BinDirCheck {
         requires_plugins: bool,
         configs: &[ConfigFile],
     ) -> BinDir {
-        let readable = configs.iter().filter(|file| file.content.is_ok());
-        let active = plan::called_config(configs).or_else(|| plan::called_config(readable));
-        let Some(active) = active else {
+        let Some(active) = config_to_check(configs) else {
             return BinDir::Usable;
         };
         let bin_dir = &settings.bin_dir;
         let missing = missing_plugins(bin_dir, active);
-        if (self.had_binary || missing.is_empty())
-            && plan::chained_config(&settings.mode, configs).is_some()
-        {
+        let is_chained = plan::chained_config(&settings.mode, configs).is_some();
+        if is_chained && (self.had_binary || missing.is_empty()) {
             self.is_used = true;
         }
         if missing.is_empty() {
@@ -79,6 +76,15 @@ impl BinDirCheck {
             BinDir::Doubtful(why)
         }
     }
+}
+
+/// Returns the network config through which the runtime calls plugins. If the agent cannot read the
+/// first network config, returns the first readable one.
+fn config_to_check(configs: &[ConfigFile]) -> Option<&ConfigFile> {
+    if let Some(called) = plan::called_config(configs) {
+        return Some(called);
+    }
+    plan::called_config(configs.iter().filter(|file| file.content.is_ok()))
 }
 
 /// Returns the plugins besides linkerd-cni that `config` names, if the bin dir contains none of

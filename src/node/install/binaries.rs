@@ -24,22 +24,10 @@ pub fn install(
     run_check: &mut RunCheck,
     writer: &mut LimitedWriter,
 ) -> StepOutcome {
-    let names = match Binaries::in_image(settings) {
-        Ok(names) => names,
-        Err(error) => {
-            let dir = settings.image_bin_dir.display();
-            return StepOutcome::failed(format!(
-                "CONTAINER_CNI_BIN_DIR={dir}: {error}; set it to the image's directory of plugin binaries"
-            ));
-        }
-    };
-    let mut stale = match compared.stale(settings, &names) {
+    let stale = match binaries_to_copy(settings, keeps_other_binaries, compared) {
         Ok(stale) => stale,
-        Err(error) => return StepOutcome::failed(error.to_string()),
+        Err(problem) => return StepOutcome::failed(problem),
     };
-    if keeps_other_binaries {
-        stale.retain(|name| Binaries::executable_stamp(&settings.bin_dir.join(name)).is_none());
-    }
     if stale.is_empty() {
         return StepOutcome::default();
     }
@@ -67,6 +55,27 @@ pub fn install(
             StepOutcome { writes: copied, ..StepOutcome::failed(problem) }
         }
     }
+}
+
+/// Returns the names of the binaries that are missing or different on the host. If
+/// `keeps_other_binaries`, a different one counts only if it is not executable. Fails with the text
+/// of a problem.
+fn binaries_to_copy(
+    settings: &NodeSettings,
+    keeps_other_binaries: bool,
+    compared: &mut Binaries,
+) -> Result<Vec<String>, String> {
+    let names = Binaries::in_image(settings).map_err(|error| {
+        let dir = settings.image_bin_dir.display();
+        format!(
+            "CONTAINER_CNI_BIN_DIR={dir}: {error}; set it to the image's directory of plugin binaries"
+        )
+    })?;
+    let mut stale = compared.stale(settings, &names).map_err(|error| error.to_string())?;
+    if keeps_other_binaries {
+        stale.retain(|name| Binaries::executable_stamp(&settings.bin_dir.join(name)).is_none());
+    }
+    Ok(stale)
 }
 
 /// Runs the installed plugin. Adds to `outcome` why it cannot be run, or why that is unknown.

@@ -41,8 +41,10 @@ pub fn replace_host_name(
         return HostName::Absent;
     }
     let outcome = install(settings, desired, upstream, writer);
-    let still_has_name =
-        kubeconfig::read(&settings.kubeconfig()).is_ok_and(|found| has_host_name(&found));
+    let still_has_name = match kubeconfig::read(&settings.kubeconfig()) {
+        Ok(found) => has_host_name(&found),
+        Err(_) => false,
+    };
     if outcome.problem.is_some() || still_has_name { HostName::Stays } else { HostName::Replaced }
 }
 

@@ -96,7 +96,7 @@ pub fn install(
     let called_through = plan::chained_config(mode, configs).map(|file| file.name.clone());
     let mut outcome = ConfigsOutcome { called_through, ..ConfigsOutcome::default() };
     if let Some(why) = saved.unusable.clone() {
-        if chaining.can_chain && saved.is_damaged && saved.rename_damaged_file(net_dir).is_ok() {
+        if chaining.rename_damaged_state(&mut saved) {
             outcome.is_stale = true;
             warn!("{why}; it is kept as {}", saved_state::DAMAGED);
         } else {
@@ -108,18 +108,17 @@ pub fn install(
     for (name, why) in &plan.skipped {
         outcome.file_problems.push((net_dir.join(name), why.clone()));
     }
+    if let BinDir::Doubtful(why) = &chaining.bin_dir {
+        outcome.bin_dir_warning = Some(why.clone());
+    }
     // The plugin is unchained from all network configs even if it could not be chained now.
     let is_withdrawn = chaining.withdrawn.is_some();
-    match &chaining.bin_dir {
-        BinDir::Usable => {}
-        BinDir::Doubtful(why) => outcome.bin_dir_warning = Some(why.clone()),
-        BinDir::Unusable(_) if is_withdrawn => {}
-        BinDir::Unusable(why) => {
-            outcome.problem = Some(format!(
-                "the plugin is not chained, because pods could no longer start: {why}"
-            ));
-            return outcome;
-        }
+    if let BinDir::Unusable(why) = &chaining.bin_dir
+        && !is_withdrawn
+    {
+        outcome.problem =
+            Some(format!("the plugin is not chained, because pods could no longer start: {why}"));
+        return outcome;
     }
     let not_chained = plan.not_chained.take();
     if !chaining.can_chain && !is_withdrawn {
@@ -131,10 +130,13 @@ pub fn install(
     // An entry that is to be removed does not make the node ready.
     let works_meanwhile =
         !is_withdrawn && chaining.works_under_contention(configs, &applied.limited);
-    outcome.problem = applied.save_error;
-    if outcome.problem.is_none() && !has_chained && !works_meanwhile {
-        outcome.problem = not_chained;
-    }
+    outcome.problem = if applied.save_error.is_some() {
+        applied.save_error
+    } else if has_chained || works_meanwhile {
+        None
+    } else {
+        not_chained
+    };
     outcome.writes = applied.writes;
     outcome.is_stale |= applied.is_stale;
     outcome.file_problems.extend(applied.failures);
@@ -166,7 +168,27 @@ enum StepResult {
     Failed(String),
 }
 
+impl Applied {
+    /// Records that the write of the network config `name` is delayed until this time.
+    fn record_limited(&mut self, name: &str, until: Instant) {
+        self.limited.insert(name.to_owned());
+        self.allowed_at = match self.allowed_at {
+            Some(allowed_at) => Some(allowed_at.min(until)),
+            None => Some(until),
+        };
+    }
+}
+
 impl Chaining<'_> {
+    /// Renames the file of a damaged saved state, so that a new one can be written. Returns whether
+    /// the file was renamed.
+    fn rename_damaged_state(&self, saved: &mut SavedState) -> bool {
+        if !self.can_chain || !saved.is_damaged {
+            return false;
+        }
+        saved.rename_damaged_file(&self.settings.net_dir).is_ok()
+    }
+
     /// Plans the changes of the network configs. Plans no change if a newer agent writes them.
     fn plan(&self, configs: &[ConfigFile], saved: &SavedState) -> Plan {
         if self.is_left_to_newer_agent {
@@ -206,8 +228,10 @@ impl Chaining<'_> {
         // Without a plugin before it, the plugin gets no result that it could return. A standalone
         // config is called by another plugin.
         let is_in_place = entry.has_previous || mode.standalone_config().is_some();
-        let entry = Entry::new(entry.text, kubeconfig_on_host);
-        is_in_place && entry.is_ok_and(|entry| entry.is_usable(kubeconfig_on_host))
+        match Entry::new(entry.text, kubeconfig_on_host) {
+            Ok(entry) => is_in_place && entry.is_usable(kubeconfig_on_host),
+            Err(_) => false,
+        }
     }
 
     /// Applies the steps that chain the plugin, then those that unchain it. If a step fails, the
@@ -219,42 +243,54 @@ impl Chaining<'_> {
         mut saved: SavedState,
         writer: &mut LimitedWriter,
     ) -> Applied {
+        let net_dir = &self.settings.net_dir;
         let mut applied = Applied::default();
-        let mut steps: Vec<(&Step, Change)> = Vec::new();
-        steps.extend(plan.steps.iter().map(|step| (step, Change::Chain)));
         // Unchaining needs the saved state, from which it restores the original files.
-        if saved.unusable.is_none() {
-            steps.extend(plan.unchain_steps.iter().map(|step| (step, Change::Unchain)));
-            if plan.saves_only_config {
-                saved.only_config = self.settings.mode.only_config().map(str::to_owned);
-                if let Err(error) = saved.save(&self.settings.net_dir) {
-                    applied.save_error = Some(error.to_string());
-                    return applied;
-                }
-                applied.is_stale = true;
+        let can_unchain = saved.unusable.is_none();
+        if can_unchain && plan.saves_only_config {
+            saved.only_config = self.settings.mode.only_config().map(str::to_owned);
+            if let Err(error) = saved.save(net_dir) {
+                applied.save_error = Some(error.to_string());
+                return applied;
             }
+            applied.is_stale = true;
         }
-        for (step, change) in steps {
+        for (step, change) in steps_of(plan, can_unchain) {
             match self.apply_step(step, change, configs, &mut saved, writer) {
                 StepResult::Written(write) => {
                     applied.writes.push(write);
                     if change == Change::Unchain
-                        && let Err(error) = saved.forget(step.target(), &self.settings.net_dir)
+                        && let Err(error) = saved.forget(step.target(), net_dir)
                     {
                         applied.save_error = Some(error.to_string());
                     }
                 }
-                StepResult::Limited(until) => {
-                    applied.limited.insert(step.target().to_owned());
-                    applied.allowed_at = Some(applied.allowed_at.map_or(until, |at| at.min(until)));
-                }
+                StepResult::Limited(until) => applied.record_limited(step.target(), until),
                 StepResult::Raced => applied.is_stale = true,
                 StepResult::Failed(why) => {
-                    applied.failures.push((self.settings.net_dir.join(step.target()), why));
+                    applied.failures.push((net_dir.join(step.target()), why));
                 }
             }
         }
         applied
+    }
+
+    /// Returns the file that `step` writes, by the entry that the file has before the write. The
+    /// entry of another agent counts as well: with it, pods also get their redirect rules.
+    fn written_file(
+        &self,
+        step: &Step,
+        change: Change,
+        replaced_entry: Option<&ChainedEntry<'_>>,
+    ) -> WrittenFile {
+        let path = self.settings.net_dir.join(step.target());
+        let Some(entry) = replaced_entry else {
+            return WrittenFile::ConfigWithoutEntry(path);
+        };
+        if change == Change::Chain && !self.is_usable(entry) {
+            return WrittenFile::ConfigWithUnusableEntry(path);
+        }
+        WrittenFile::ConfigWithEntry(path)
     }
 
     /// Applies `step`, and adds to `saved` what uninstall needs to undo the step.
@@ -266,17 +302,12 @@ impl Chaining<'_> {
         saved: &mut SavedState,
         writer: &mut LimitedWriter,
     ) -> StepResult {
-        let path = self.settings.net_dir.join(step.target());
-        let replaced_text = content(configs, step.source()).map_or("", |content| &content.text);
-        // The entry of another agent counts as well: with it, pods also get their redirect rules.
-        let replaced_entry = plugin_entry(replaced_text);
-        let file = match &replaced_entry {
-            None => WrittenFile::ConfigWithoutEntry(path),
-            Some(entry) if change == Change::Chain && !self.is_usable(entry) => {
-                WrittenFile::ConfigWithUnusableEntry(path)
-            }
-            Some(_) => WrittenFile::ConfigWithEntry(path),
+        let replaced_text = match content(configs, step.source()) {
+            Some(content) => &content.text,
+            None => "",
         };
+        let replaced_entry = plugin_entry(replaced_text);
+        let file = self.written_file(step, change, replaced_entry.as_ref());
         let net_dir = NetDir {
             path: &self.settings.net_dir,
             seen: |name: &str| content(configs, name),
@@ -300,6 +331,20 @@ impl Chaining<'_> {
             Err(WriteError::Failed(error)) => StepResult::Failed(error.to_string()),
         }
     }
+}
+
+/// Returns the steps that chain the plugin, then those that unchain it if `can_unchain`.
+fn steps_of(plan: &Plan, can_unchain: bool) -> Vec<(&Step, Change)> {
+    let mut steps = Vec::new();
+    for step in &plan.steps {
+        steps.push((step, Change::Chain));
+    }
+    if can_unchain {
+        for step in &plan.unchain_steps {
+            steps.push((step, Change::Unchain));
+        }
+    }
+    steps
 }
 
 fn log_write(change: Change, file: &WrittenFile) {

@@ -117,38 +117,46 @@ impl RunCheck {
             return Verdict::Runs;
         }
         self.passed = None;
-        if let Some((running_binary, receiver)) = self.running.take() {
-            match receiver.try_recv() {
-                Err(TryRecvError::Empty) => {
-                    // The earlier call still hangs. A second one would hang as well, so none is
-                    // started.
-                    self.running = Some((running_binary, receiver));
-                    return not_started(&binary);
-                }
-                Ok(verdict) if running_binary == binary => return self.remember(binary, verdict),
-                Ok(_) | Err(TryRecvError::Disconnected) => {}
+        let verdict = match self.collect_earlier_call(&binary) {
+            Some(verdict) => verdict,
+            None => self.call(&binary),
+        };
+        if verdict == Verdict::Runs {
+            self.passed = Some(binary);
+        }
+        verdict
+    }
+
+    /// Returns the verdict of an earlier call that had not ended in time. `None` if there was no
+    /// such call, or if it was a call of another binary and has ended.
+    fn collect_earlier_call(&mut self, binary: &CheckedBinary) -> Option<Verdict> {
+        let (running_binary, receiver) = self.running.take()?;
+        match receiver.try_recv() {
+            Ok(verdict) if running_binary == *binary => Some(verdict),
+            Ok(_) | Err(TryRecvError::Disconnected) => None,
+            Err(TryRecvError::Empty) => {
+                // The earlier call still hangs. A second one would hang as well, so none is
+                // started.
+                self.running = Some((running_binary, receiver));
+                Some(not_started(binary))
             }
         }
-        let receiver = start(&binary);
+    }
+
+    /// Calls the binary, and waits for the verdict at most for [`WAIT_BUDGET`].
+    fn call(&mut self, binary: &CheckedBinary) -> Verdict {
+        let receiver = start(binary);
         match receiver.recv_timeout(WAIT_BUDGET) {
-            Ok(verdict) => self.remember(binary, verdict),
+            Ok(verdict) => verdict,
             Err(RecvTimeoutError::Disconnected) => {
                 let why = "its thread could not be started, or panicked";
                 Verdict::Fails(RunFailure::without_remedy(why))
             }
             Err(RecvTimeoutError::Timeout) => {
                 self.running = Some((binary.clone(), receiver));
-                not_started(&binary)
+                not_started(binary)
             }
         }
-    }
-
-    /// Remembers the binary if its call has passed. Returns the verdict.
-    fn remember(&mut self, binary: CheckedBinary, verdict: Verdict) -> Verdict {
-        if verdict == Verdict::Runs {
-            self.passed = Some(binary);
-        }
-        verdict
     }
 
     /// Returns why the plugin at `temporary`, a copy of the one in `image_dir`, cannot be run.
