@@ -7,7 +7,7 @@ use tracing::warn;
 use crate::conflist::net_dir::{ConfigFile, Content};
 use crate::conflist::plan::Step;
 use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
-use crate::files;
+use crate::files::{self, FileAccess};
 
 /// Returns the content of the file `name` among the scanned network configs `found`. `None` if
 /// there is no such file, or if it could not be read.
@@ -36,21 +36,9 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
     pub fn apply(&self, step: &Step, saved_state: &mut SavedState) -> Result<(), files::Error> {
         self.save_originals(step, saved_state)?;
         match step {
-            Step::Replace { name, text, .. } => match (self.seen)(name) {
-                Some(seen) => {
-                    let path = self.path.join(name);
-                    files::replace(&path, seen.text.as_bytes(), text.as_bytes(), seen.access)
-                }
-                None => Ok(()),
-            },
+            Step::Replace { name, text, .. } => self.replace(name, text),
             Step::WriteStandalone { name, text, access } => {
-                let path = self.path.join(name);
-                match (self.seen)(name) {
-                    Some(seen) if seen.link.is_none() => {
-                        files::replace(&path, seen.text.as_bytes(), text.as_bytes(), *access)
-                    }
-                    _ => files::write(&path, text.as_bytes(), *access),
-                }
+                self.write_standalone(name, text, *access)
             }
             Step::Convert { conflist, text, original } => self.convert(conflist, text, original),
             Step::Restore { conflist, original } => self.restore(conflist, original),
@@ -87,6 +75,31 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
         saved
     }
 
+    /// Replaces the content of the file `name`. Does nothing if there was no such file.
+    fn replace(&self, name: &str, text: &str) -> Result<(), files::Error> {
+        let Some(seen) = (self.seen)(name) else {
+            return Ok(());
+        };
+        let path = self.path.join(name);
+        files::replace(&path, seen.text.as_bytes(), text.as_bytes(), seen.access)
+    }
+
+    /// Writes the standalone config `name`. Replaces a symbolic link by a file.
+    fn write_standalone(
+        &self,
+        name: &str,
+        text: &str,
+        access: FileAccess,
+    ) -> Result<(), files::Error> {
+        let path = self.path.join(name);
+        if let Some(seen) = (self.seen)(name)
+            && seen.link.is_none()
+        {
+            return files::replace(&path, seen.text.as_bytes(), text.as_bytes(), access);
+        }
+        files::write(&path, text.as_bytes(), access)
+    }
+
     fn remove(&self, name: &str) -> Result<(), files::Error> {
         let path = self.path.join(name);
         match (self.seen)(name) {
@@ -114,9 +127,11 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
             None => files::create(&path, text.as_bytes(), original.access, &original_path)?,
         }
         let removed = self.remove(&original.name);
-        if let Err(files::Error::Raced { .. }) = removed
+        let is_raced = matches!(removed, Err(files::Error::Raced { .. }));
+        let is_new_conflist = (self.seen)(conflist).is_none();
+        if is_raced
+            && is_new_conflist
             && self.is_locked
-            && (self.seen)(conflist).is_none()
             && files::metadata(&original_path)?.is_none()
         {
             files::remove_unchanged(&path, text.as_bytes())?;
@@ -147,15 +162,23 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
         if original.name == conflist {
             return Ok(());
         }
-        self.remove(conflist).inspect_err(|_| {
-            let is_changed = files::read(&path).is_ok_and(|(now, _)| seen != Some(&now[..]));
-            if is_changed
-                && let OriginalContent::Text(text) = &original.content
-                && let Err(error) = files::remove_unchanged(&original_path, text.as_bytes())
-            {
-                warn!("{error}");
-            }
-        })
+        let removed = self.remove(conflist);
+        if removed.is_err()
+            && has_other_content(&path, seen)
+            && let OriginalContent::Text(text) = &original.content
+            && let Err(error) = files::remove_unchanged(&original_path, text.as_bytes())
+        {
+            warn!("{error}");
+        }
+        removed
+    }
+}
+
+/// Returns whether the file at `path` can be read and has another content than `seen`.
+fn has_other_content(path: &Path, seen: Option<&[u8]>) -> bool {
+    match files::read(path) {
+        Ok((content, _)) => seen != Some(&content[..]),
+        Err(_) => false,
     }
 }
 
@@ -165,7 +188,6 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::files::FileAccess;
 
     const CONF: &str = "20-net.conf";
     const CONFLIST: &str = "20-net.conflist";

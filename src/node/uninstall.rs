@@ -119,19 +119,20 @@ impl Uninstall<'_> {
     fn finish_or_fail(mut self) -> Result<(), Failure> {
         let removed = self.attempt_until_removed();
         let mut failures = [self.failures, self.attempt_failures].concat();
-        let nothing_else_failed = failures.is_empty();
-        match removed {
-            Ok(()) if nothing_else_failed => Ok(()),
-            Ok(()) => Err(Failure::Failed(failures)),
-            Err(Failure::ChainedAgain(why)) if nothing_else_failed => {
-                Err(Failure::ChainedAgain([why, vec![STILL_NAMED.into()]].concat()))
+        let Err(why_kept) = removed else {
+            if failures.is_empty() {
+                return Ok(());
             }
-            Err(failure) => {
-                failures.extend(failure.into_texts());
-                failures.push(STILL_NAMED.into());
-                Err(Failure::Failed(failures))
-            }
+            return Err(Failure::Failed(failures));
+        };
+        let is_only_chained_again =
+            failures.is_empty() && matches!(why_kept, Failure::ChainedAgain(_));
+        failures.extend(why_kept.into_texts());
+        failures.push(STILL_NAMED.into());
+        if is_only_chained_again {
+            return Err(Failure::ChainedAgain(failures));
         }
+        Err(Failure::Failed(failures))
     }
 
     /// Repeats the attempt while a network config names the plugin. Fails with the reason why
@@ -140,28 +141,23 @@ impl Uninstall<'_> {
         let mut removals = 0;
         loop {
             self.attempt_failures.clear();
-            let Some(naming) = self.attempt().map_err(Failure::Failed)? else {
+            let Some(NamingConfig { path, can_unchain }) =
+                self.attempt().map_err(Failure::Failed)?
+            else {
                 return Ok(());
             };
-            let path = naming.path.display();
-            if naming.can_unchain {
-                removals += 1;
-                if removals == MAX_REMOVALS {
-                    return Err(Failure::ChainedAgain(vec![format!(
-                        "{path} {OVERWRITTEN}, which chains {PLUGIN} again; if no Linkerd CNI \
-                         agent should run on this node, stop that writer, then run \
-                         `linkerd2-cni-install uninstall` on this node"
-                    )]));
+            if !can_unchain {
+                if self.end.has_passed() {
+                    return Err(still_named(&path));
                 }
-                info!("{path} names {PLUGIN} again");
-            } else if self.end.has_passed() {
-                return Err(Failure::Failed(vec![format!(
-                    "{path} names {PLUGIN}, or cannot be read; correct or remove that file, then run \
-                     `linkerd2-cni-install uninstall` on this node"
-                )]));
-            } else {
                 thread::sleep(FOREIGN_PERIOD);
+                continue;
             }
+            removals += 1;
+            if removals == MAX_REMOVALS {
+                return Err(chained_again(&path));
+            }
+            info!("{} names {PLUGIN} again", path.display());
         }
     }
 
@@ -175,10 +171,14 @@ impl Uninstall<'_> {
         drop(lock);
         let needed_by = kept_binary::needed_by(self.settings, &configs);
         let paths = self.paths_to_remove(needed_by.is_some());
-        // If an earlier attempt has removed the files, there is nothing to wait for.
+        let mut quiet_before = QUIET_BEFORE;
+        let mut quiet_after = QUIET_AFTER;
         let is_removed = paths.iter().all(|path| matches!(files::metadata(path), Ok(None)));
-        let quiet_before = if is_removed { Duration::ZERO } else { QUIET_BEFORE };
-        let quiet_after = if is_removed { Duration::ZERO } else { QUIET_AFTER };
+        if is_removed {
+            // An earlier attempt has removed the files, so there is nothing to wait for.
+            quiet_before = Duration::ZERO;
+            quiet_after = Duration::ZERO;
+        }
         if let Some(naming) = self.watch_for_naming_config(quiet_before)? {
             return Ok(Some(naming));
         }
@@ -348,6 +348,26 @@ impl Uninstall<'_> {
             }
         }
     }
+}
+
+/// Returns the failure of an uninstall after which another program chained the plugin again in the
+/// network config at `path`.
+fn chained_again(path: &Path) -> Failure {
+    let path = path.display();
+    Failure::ChainedAgain(vec![format!(
+        "{path} {OVERWRITTEN}, which chains {PLUGIN} again; if no Linkerd CNI agent should run on \
+         this node, stop that writer, then run `linkerd2-cni-install uninstall` on this node"
+    )])
+}
+
+/// Returns the failure of an uninstall that could not remove the plugin entry from the network
+/// config at `path`.
+fn still_named(path: &Path) -> Failure {
+    let path = path.display();
+    Failure::Failed(vec![format!(
+        "{path} names {PLUGIN}, or cannot be read; correct or remove that file, then run \
+         `linkerd2-cni-install uninstall` on this node"
+    )])
 }
 
 fn exists(path: &Path) -> bool {
