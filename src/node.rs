@@ -101,18 +101,25 @@ impl Mounts {
     /// Returns why one of the directories is no longer the node's, and what to do. `None` if all of
     /// them still are.
     pub fn stale(&self) -> Option<String> {
-        let Mounts { net_dir, bin_dir, run_dir } = self;
-        net_dir
-            .linked
-            .moved_reason()
-            .or_else(|| bin_dir.linked.moved_reason())
-            .or_else(|| net_dir.mounted.stale_reason())
-            .or_else(|| bin_dir.mounted.stale_reason())
-            .or_else(|| run_dir.as_ref()?.stale_reason())
+        let cni_dirs = [&self.net_dir, &self.bin_dir];
+        for dir in cni_dirs {
+            if let Some(why) = dir.linked.moved_reason() {
+                return Some(why);
+            }
+        }
+        for dir in cni_dirs {
+            if let Some(why) = dir.mounted.stale_reason() {
+                return Some(why);
+            }
+        }
+        self.run_dir.as_ref()?.stale_reason()
     }
 
     /// Returns why the net dir is no longer the node's, and what to do. `None` if it still is.
     pub fn stale_net_dir(&self) -> Option<String> {
-        self.net_dir.linked.moved_reason().or_else(|| self.net_dir.mounted.stale_reason())
+        if let Some(why) = self.net_dir.linked.moved_reason() {
+            return Some(why);
+        }
+        self.net_dir.mounted.stale_reason()
     }
 }

@@ -73,7 +73,7 @@ impl Binaries {
     /// Returns the stamp of the file at `path` if the file is executable. Its content does not
     /// matter.
     pub fn executable_stamp(path: &Path) -> Option<Stamp> {
-        let metadata = files::metadata(path).ok()??;
+        let Ok(Some(metadata)) = files::metadata(path) else { return None };
         let is_executable =
             metadata.is_file() && metadata.len() > 0 && metadata.mode() & 0o111 != 0;
         if is_executable { Some(Stamp::of(&metadata)) } else { None }
@@ -104,7 +104,10 @@ impl Binaries {
 }
 
 fn is_regular_file(path: &Path) -> bool {
-    files::metadata(path).is_ok_and(|file| file.is_some_and(|file| file.is_file()))
+    match files::metadata(path) {
+        Ok(Some(file)) => file.is_file(),
+        Ok(None) | Err(_) => false,
+    }
 }
 
 /// Returns the permission bits, including setuid, setgid and sticky.

@@ -1,9 +1,9 @@
 //! The digest that identifies what the agent chains: if the digest is the same, the container
 //! runtime will fail, or succeed, as it did before.
 
+use std::fs;
 use std::io::{self, Read as _};
 use std::path::Path;
-use std::{fs, mem};
 
 use ring::digest::{Context, Digest, SHA256};
 
@@ -45,11 +45,15 @@ impl ChainDigest {
 
     fn binary_digest(&mut self, path: &Path) -> Option<Digest> {
         let stamp = Binaries::executable_stamp(path)?;
-        match mem::take(&mut self.binary) {
-            Some((known, digest)) if known == stamp => self.binary = Some((stamp, digest)),
-            _ => self.binary = Some((stamp, file_digest(path).ok()?)),
+        if let Some((known_stamp, digest)) = self.binary
+            && known_stamp == stamp
+        {
+            return Some(digest);
         }
-        self.binary.as_ref().map(|(_, digest)| *digest)
+        self.binary = None;
+        let digest = file_digest(path).ok()?;
+        self.binary = Some((stamp, digest));
+        Some(digest)
     }
 }
 

@@ -174,7 +174,8 @@ impl LimitedWriter {
     /// has to wait.
     fn count(&mut self, file: &WrittenFile, key: &str, now: Instant) {
         let recent = self.recent.entry(file.clone()).or_insert_with(|| RecentWrites::new(key, now));
-        if recent.key != key || recent.contention != Contention::Absent && recent.is_over(now) {
+        let contention_is_over = recent.contention != Contention::Absent && recent.is_over(now);
+        if recent.key != key || contention_is_over {
             *recent = RecentWrites::new(key, now);
         }
         recent.limit.count(now);

@@ -50,7 +50,8 @@ pub fn record(settings: &NodeSettings, result: &Result<(), Failure>) {
 pub fn read(settings: &NodeSettings) -> Option<FailedUninstall> {
     let record = settings.run_dir.as_ref()?.join(NAME);
     let (bytes, _) = files::read(&record).ok()?;
-    let written = files::metadata(&record).ok()??.modified().ok()?;
+    let metadata = files::metadata(&record).ok()??;
+    let written = metadata.modified().ok()?;
     let text = one_line(&String::from_utf8_lossy(&bytes));
     Some(FailedUninstall {
         date: humantime::format_rfc3339_seconds(written).to_string(),

@@ -140,8 +140,11 @@ pub fn remove_dead_sockets(settings: &NodeSettings) -> Vec<String> {
 }
 
 fn remove_dead_socket(path: &Path) -> Result<(), files::Error> {
-    let is_socket = files::metadata(path)?.is_some_and(|file| file.file_type().is_socket());
-    if is_socket && is_refused(path) && files::remove(path)? {
+    let Some(file) = files::metadata(path)? else {
+        return Ok(());
+    };
+    let is_dead_socket = file.file_type().is_socket() && is_refused(path);
+    if is_dead_socket && files::remove(path)? {
         info!("removed {}, left by an earlier agent", path.display());
     }
     Ok(())
@@ -149,8 +152,10 @@ fn remove_dead_socket(path: &Path) -> Result<(), files::Error> {
 
 /// Returns whether no process reads from the socket at `path`.
 fn is_refused(path: &Path) -> bool {
-    let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
-    connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    match UnixDatagram::unbound().and_then(|socket| socket.connect(path)) {
+        Ok(()) => false,
+        Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+    }
 }
 
 /// Outcome of the removal in one or more directories.
@@ -177,35 +182,48 @@ fn remove_in_dir(
             return removal;
         }
     };
-    for name in names.iter().filter(|name| files::is_temporary(name) || is_leftover(name)) {
-        let path = dir.join(name);
-        match leftover(name) {
-            Leftover::Abandoned => {}
-            Leftover::AbandonedAfter(time) => {
-                if has_changed_within(&path, time) {
-                    removal.spared_any = true;
-                    continue;
-                }
-            }
-            Leftover::InUse => continue,
+    for name in names {
+        if !files::is_temporary(&name) && !is_leftover(&name) {
+            continue;
         }
-        match files::remove(&path) {
-            // A directory cannot be removed like a file. That is not a failure: no agent creates
-            // directories with these names, so the directory is another program's.
-            Err(_) if path.is_dir() => {}
-            Ok(true) => info!("removed {}, left by an earlier agent", path.display()),
-            Ok(false) => {}
-            Err(error) => removal.failures.push(error.to_string()),
+        let path = dir.join(&name);
+        match leftover(&name) {
+            Leftover::InUse => continue,
+            Leftover::AbandonedAfter(time) if has_changed_within(&path, time) => {
+                removal.spared_any = true;
+                continue;
+            }
+            Leftover::Abandoned | Leftover::AbandonedAfter(_) => {}
+        }
+        if let Err(error) = remove_leftover(&path) {
+            removal.failures.push(error.to_string());
         }
     }
     removal
 }
 
+fn remove_leftover(path: &Path) -> Result<(), files::Error> {
+    match files::remove(path) {
+        Ok(true) => info!("removed {}, left by an earlier agent", path.display()),
+        Ok(false) => {}
+        // A directory cannot be removed like a file. That is not a failure: no agent creates
+        // directories with these names, so the directory is another program's.
+        Err(_) if path.is_dir() => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
 /// Returns whether the file at `path` has changed within the last `time`. A change in the future
 /// does not count: the node's clock was set back since, and the age of the change is unknown.
 fn has_changed_within(path: &Path, time: Duration) -> bool {
-    let changed = files::changed_at(path);
-    changed.and_then(|changed| changed.elapsed().ok()).is_some_and(|age| age < time)
+    let Some(changed) = files::changed_at(path) else {
+        return false;
+    };
+    match changed.elapsed() {
+        Ok(age) => age < time,
+        Err(_) => false,
+    }
 }
 
 #[cfg(test)]

@@ -65,11 +65,16 @@ impl NodeLocker {
     /// because agents work without locks too: the scan of the net dir reports a missing directory,
     /// and some file systems have no locks.
     pub fn take(&mut self) -> NodeLock {
-        let run_dir = self.run_dir.as_mut().map(Locker::take);
+        let mut run_dir = None;
+        let mut other_agent_has_lock = false;
+        if let Some(locker) = &mut self.run_dir {
+            match locker.take() {
+                Ok(lock) => run_dir = Some(lock),
+                Err(errno) => other_agent_has_lock = errno == Errno::EAGAIN,
+            }
+        }
         let net_dir = self.net_dir.take();
-        let has_other_agent = matches!(run_dir, Some(Err(Errno::EAGAIN)));
-        let is_exclusive = net_dir.is_ok() && !has_other_agent;
-        let run_dir = run_dir.and_then(Result::ok);
+        let is_exclusive = net_dir.is_ok() && !other_agent_has_lock;
         NodeLock { run_dir, _net_dir: net_dir.ok(), is_exclusive }
     }
 }

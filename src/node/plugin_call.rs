@@ -3,7 +3,7 @@
 use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -62,18 +62,9 @@ fn run_program(
     stdin: &str,
     end: Deadline,
 ) -> Result<Output, CallError> {
-    let mut child = Command::new(program)
-        .env_clear()
-        .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
-        .env("CNI_COMMAND", command)
-        .envs(vars.iter().copied())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()
+    let mut child = spawn(program, command, vars)
         .map_err(|source| CallError::NotRun { path: program.into(), source })?;
-    // The program leads a process group of its own, so its ID is also the ID of the group.
+    // The program leads its process group, so its ID is also the ID of the group.
     let group = child.id() as i32;
     let stdin = stdin.to_owned();
     let ended = run_within("plugin call", end.remaining(), move || {
@@ -93,6 +84,23 @@ fn run_program(
             Err(CallError::TimedOut(program.into()))
         }
     }
+}
+
+/// Starts the program with pipes, in a process group of its own.
+fn spawn(program: &Path, command: &str, vars: &[(&str, &str)]) -> io::Result<Child> {
+    let mut process = Command::new(program);
+    process.env_clear();
+    if let Some(path) = std::env::var_os("PATH") {
+        process.env("PATH", path);
+    }
+    process
+        .env("CNI_COMMAND", command)
+        .envs(vars.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
 }
 
 /// Reads the result of a successful call. Returns null if the result is empty, and `None` if it is
