@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::find::stranded::FoundPod;
 use super::pod_events::skip_event;
+use super::settings::date_of;
 use super::{CONTROLLER, Shared};
 use crate::backoff::{Backoff, Limits};
 use crate::kube;
@@ -32,30 +33,25 @@ enum PublishError {
     Request(#[from] kube::Error),
 }
 
-impl PublishError {
-    fn is_timeout(&self) -> bool {
-        match self {
-            PublishError::Request(error) => error.is_timeout(),
-            PublishError::Connection(_) => false,
-        }
-    }
-
-    /// Whether the API server rejects the Event whenever it is posted.
-    fn is_rejection(&self) -> bool {
-        match self {
-            PublishError::Request(error) => event::is_rejected(error),
-            PublishError::Connection(_) => false,
-        }
-    }
-}
-
 /// An Event that is posted until the API server has accepted or rejected it.
 struct WaitingEvent {
     object: EventObject,
     content: EventContent,
-    /// `None`: when the Event is posted.
-    date: Option<SystemTime>,
+    /// When the Event happened. This is its date, whenever it is posted: of several Events on one
+    /// object, the one with the newest date says what applies, also if an older one is posted later.
+    happened: Instant,
     since: Instant,
+}
+
+impl WaitingEvent {
+    /// Whether `newer` is of the same report as this Event, and so says what applies now. Events
+    /// with the same reason and different actions are different reports: for example, the Event
+    /// [`AUDITED`](super::pod_events::AUDITED) does not say whether audits fail.
+    fn is_replaced_by(&self, newer: &WaitingEvent) -> bool {
+        self.object.uid == newer.object.uid
+            && self.content.reason == newer.content.reason
+            && self.content.action == newer.content.action
+    }
 }
 
 /// The object that a waiting Event is about. The fields are those of [`Regarding`].
@@ -74,21 +70,17 @@ impl EventObject {
 }
 
 impl From<Regarding<'_>> for EventObject {
-    fn from(regarding: Regarding<'_>) -> EventObject {
-        EventObject {
-            kind: regarding.kind,
-            namespace: regarding.namespace.to_owned(),
-            name: regarding.name.to_owned(),
-            uid: regarding.uid.to_owned(),
-        }
+    fn from(Regarding { kind, namespace, name, uid }: Regarding<'_>) -> EventObject {
+        let [namespace, name, uid] = [namespace, name, uid].map(str::to_owned);
+        EventObject { kind, namespace, name, uid }
     }
 }
 
 /// The Events that could not be posted, the oldest first.
 #[derive(Default)]
 pub struct Outbox {
-    /// Locked while an Event is posted, so that of two Events on one object with one reason the
-    /// newer one is also posted last: it says what applies.
+    /// Locked while an Event is posted, so that a newer Event of the same report finds the older one
+    /// posted or waiting.
     waiting: Mutex<VecDeque<WaitingEvent>>,
     added: Condvar,
 }
@@ -100,10 +92,9 @@ impl Outbox {
 
     /// Waits until there is an Event to post again.
     fn wait_for_event(&self) {
-        let mut waiting = self.lock();
-        while waiting.is_empty() {
-            waiting = self.added.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-        }
+        let waiting = self.lock();
+        let is_empty = |waiting: &mut VecDeque<WaitingEvent>| waiting.is_empty();
+        drop(self.added.wait_while(waiting, is_empty).unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -126,36 +117,32 @@ impl Shared {
         regarding: Regarding<'_>,
         content: &EventContent,
     ) {
-        self.publish_event_dated(connection, regarding, content, None);
+        self.publish_earlier_event(connection, regarding, content, Instant::now());
     }
 
-    /// Like [`Shared::publish_event`], for an Event that happened at `date`.
-    pub fn publish_event_dated(
+    /// Like [`Shared::publish_event`], for an Event that `happened` earlier.
+    pub fn publish_earlier_event(
         &self,
         connection: &mut Connection,
         regarding: Regarding<'_>,
         content: &EventContent,
-        date: Option<SystemTime>,
+        happened: Instant,
     ) {
-        let mut waiting = self.outbox.lock();
-        // A waiting Event on the same object with the same reason says what applied earlier.
-        waiting.retain(|event| {
-            event.object.uid != regarding.uid || event.content.reason != content.reason
-        });
         let event = WaitingEvent {
             object: EventObject::from(regarding),
             content: content.clone(),
-            date,
+            happened,
             since: Instant::now(),
         };
-        if self.post(connection, &event) {
-            return;
+        let mut waiting = self.outbox.lock();
+        waiting.retain(|earlier| !earlier.is_replaced_by(&event));
+        if !self.post(connection, &event) {
+            if waiting.len() >= MAX_WAITING {
+                waiting.pop_front();
+            }
+            waiting.push_back(event);
+            self.outbox.added.notify_all();
         }
-        if waiting.len() >= MAX_WAITING {
-            waiting.pop_front();
-        }
-        waiting.push_back(event);
-        self.outbox.added.notify_all();
     }
 
     /// Posts the waiting Events again until the process exits.
@@ -189,27 +176,22 @@ impl Shared {
     /// the API server has accepted the Event, or rejects it whenever it is posted.
     fn post(&self, connection: &mut Connection, event: &WaitingEvent) -> bool {
         let began = Instant::now();
-        match self.try_to_post(connection, event) {
+        let error = match self.try_to_post(connection, event) {
             Ok(()) => {
                 let took = began.elapsed().as_secs_f64();
                 self.metrics.events_publish_latency_seconds.observe(took);
-                true
+                return true;
             }
-            Err(error) => {
-                self.record_failed_publication(event, &error);
-                error.is_rejection()
-            }
-        }
-    }
-
-    fn record_failed_publication(&self, event: &WaitingEvent, error: &PublishError) {
-        if error.is_timeout() {
+            Err(error) => error,
+        };
+        if matches!(&error, PublishError::Request(error) if error.is_timeout()) {
             self.metrics.events_publish_timeouts.inc();
         } else {
             self.metrics.events_publish_errors.inc();
         }
         let EventObject { namespace, name, .. } = &event.object;
         tracing::warn!(err = %error, namespace, name, "Error publishing event");
+        matches!(&error, PublishError::Request(error) if event::is_rejected(error))
     }
 
     fn try_to_post(
@@ -219,8 +201,11 @@ impl Shared {
     ) -> Result<(), PublishError> {
         let reporter = Reporter { controller: CONTROLLER, instance: &self.settings.pod_name };
         let regarding = event.object.regarding();
-        let date = event.date.unwrap_or_else(SystemTime::now);
+        let date = date_of(event.happened, Instant::now(), SystemTime::now());
         event::publish_dated(&connection.client()?, reporter, regarding, &event.content, date)?;
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

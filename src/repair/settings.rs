@@ -67,7 +67,7 @@ pub struct Settings {
 
     /// Start of this process, soon after the host's directories were mounted
     #[arg(skip = Instant::now())]
-    started: Instant,
+    pub started: Instant,
 }
 
 impl Settings {
@@ -84,14 +84,14 @@ impl Settings {
     }
 
     /// Returns the start of this process by the node's present clock, to compare it with the dates
-    /// of files and Events. A node often boots with a wrong clock, which is set later.
+    /// of files. A node often boots with a wrong clock, which is set later.
     pub fn started_at(&self) -> SystemTime {
         date_of(self.started, Instant::now(), SystemTime::now())
     }
 }
 
 /// Returns the date of the time `at`, by the clock that shows `date` at the time `now`.
-fn date_of(at: Instant, now: Instant, date: SystemTime) -> SystemTime {
+pub fn date_of(at: Instant, now: Instant, date: SystemTime) -> SystemTime {
     let age = now.saturating_duration_since(at);
     date.checked_sub(age).unwrap_or(UNIX_EPOCH).max(UNIX_EPOCH)
 }

@@ -147,9 +147,9 @@ impl AuditReporter {
             return;
         }
         self.has_ended_earlier_reports = true;
-        let date = self.shared.settings.started_at();
-        let node = Regarding::node(&self.shared.settings.node);
-        self.shared.publish_event_dated(connection, node, &audited_event(), Some(date));
+        let settings = &self.shared.settings;
+        let node = Regarding::node(&settings.node);
+        self.shared.publish_earlier_event(connection, node, &audited_event(), settings.started);
     }
 
     /// Whether the audit shows that the reason of each earlier report has ended or was reported

@@ -1,7 +1,7 @@
 //! Tests which stranded pods mode `delete` deletes, and which it only reports.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use linkerd2_cni::kube::pod_list::MAX_PODS;
 use serde_json::{Value, json};
@@ -116,11 +116,17 @@ fn events_that_cannot_be_published_are_counted_and_published_later() {
     api.modify(&stranded("b"));
     controller.until_metric_is("pods_deleted_total", 2);
     controller.until_metric_reaches("events_publish_timeouts_total", 1);
+    let later = humantime::format_rfc3339_micros(SystemTime::now()).to_string();
     api.state().event = Answer::Status(201);
     controller.until_metric_is("events_publish_latency_seconds_count", 2);
     let events = api.events();
-    let names = [1, 2].map(|last| &events[events.len() - last]["regarding"]["name"]);
+    let posted = [1, 2].map(|last| &events[events.len() - last]);
+    let names = posted.map(|event| &event["regarding"]["name"]);
     assert!(names.contains(&&json!("a")) && names.contains(&&json!("b")), "{names:?}");
+    for event in posted {
+        let happened = event["eventTime"].as_str().unwrap();
+        assert!(*happened < *later, "dated when it was posted: {happened}, not before {later}");
+    }
 }
 
 #[test]
