@@ -88,8 +88,8 @@ pub fn is_rejected(error: &Error) -> bool {
     }
     match error.code() {
         // In a namespace that is being deleted, new objects are rejected with a 403 even if the
-        // account may create Events. Any other 403 is a missing permission, which concerns all
-        // Events.
+        // account may create Events. Any other 403 may end: a missing permission, or the decision
+        // of a ResourceQuota or an admission webhook.
         Some(403) => error.to_string().contains("being terminated"),
         Some(401 | 408 | 429) => false,
         Some(400..=499) => true,

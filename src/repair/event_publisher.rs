@@ -3,7 +3,7 @@
 //! An Event that cannot be posted waits in the [`Outbox`], from which a thread posts it again. So
 //! whoever reports a state, or its end, need not remember whether the report has arrived.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -22,8 +22,12 @@ const RETRIES: Limits = [Duration::from_secs(5), Duration::from_secs(300)];
 /// Longest time for which an Event waits: the time after which the API server deletes Events. The
 /// report that an older Event would end has been deleted, too.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
-/// Maximum number of waiting Events. At the maximum, the oldest is dropped.
+/// Maximum number of waiting Events. At the maximum, the one that has waited longest is dropped.
 const MAX_WAITING: usize = 256;
+/// Number of namespaces in which the API server may deny Events before the other Events wait, too.
+/// With so many, the account probably lacks the permission to create Events. Without a limit, a
+/// node would then send a request for each namespace of its pods after each wait.
+const MAX_DENIED_NAMESPACES: usize = 8;
 
 #[derive(Debug, thiserror::Error)]
 enum PublishError {
@@ -31,6 +35,26 @@ enum PublishError {
     Connection(#[from] connection::Error),
     #[error(transparent)]
     Request(#[from] kube::Error),
+}
+
+impl PublishError {
+    /// Whether the API server denies the Event. A ResourceQuota or an admission webhook may deny
+    /// the Events of one namespace, and a missing permission those of all namespaces.
+    fn is_denied(&self) -> bool {
+        matches!(self, PublishError::Request(error)
+            if error.is_kubernetes_status() && error.code() == Some(403))
+    }
+}
+
+/// Result of an attempt to post an Event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    /// The API server has accepted the Event, or rejects it whenever it is posted.
+    Done,
+    /// The API server denies the Event, and may accept Events in other namespaces.
+    Denied,
+    /// Other Events would probably fail, too: the API server is unreachable or overloaded.
+    Failed,
 }
 
 /// An Event that is posted until the API server has accepted or rejected it.
@@ -76,7 +100,8 @@ impl From<Regarding<'_>> for EventObject {
     }
 }
 
-/// The Events that could not be posted, the oldest first.
+/// The Events that could not be posted. Those of namespaces in which the API server denies Events
+/// come last. Apart from that, the oldest comes first.
 #[derive(Default)]
 pub struct Outbox {
     /// Locked while an Event is posted, so that a newer Event of the same report finds the older one
@@ -136,13 +161,14 @@ impl Shared {
         };
         let mut waiting = self.outbox.lock();
         waiting.retain(|earlier| !earlier.is_replaced_by(&event));
-        if !self.post(connection, &event) {
-            if waiting.len() >= MAX_WAITING {
-                waiting.pop_front();
-            }
-            waiting.push_back(event);
-            self.outbox.added.notify_all();
+        if self.post(connection, &event) == Attempt::Done {
+            return;
         }
+        if waiting.len() >= MAX_WAITING {
+            drop_oldest(&mut waiting);
+        }
+        waiting.push_back(event);
+        self.outbox.added.notify_all();
     }
 
     /// Posts the waiting Events again until the process exits.
@@ -159,28 +185,46 @@ impl Shared {
         }
     }
 
-    /// Posts the waiting Events until one fails. Returns whether none is left.
+    /// Tries to post each waiting Event once, but of a namespace in which the API server denies
+    /// Events only one. Ends early after a failure that concerns all Events. Returns whether the
+    /// next wait may be short: whether Events were posted, or none is left.
     fn post_waiting(&self, connection: &mut Connection) -> bool {
+        let mut denied_namespaces = BTreeSet::new();
+        let mut has_posted = false;
         loop {
             let mut waiting = self.outbox.lock();
-            let Some(event) = waiting.front() else { return true };
-            let is_expired = event.since.elapsed() >= LONGEST_WAIT;
-            if !is_expired && !self.post(connection, event) {
-                return false;
+            waiting.retain(|event| event.since.elapsed() < LONGEST_WAIT);
+            let may_be_posted =
+                |event: &WaitingEvent| !denied_namespaces.contains(&event.object.namespace);
+            let Some(index) = waiting.iter().position(may_be_posted) else {
+                return has_posted || waiting.is_empty();
+            };
+            match self.post(connection, &waiting[index]) {
+                Attempt::Done => {
+                    waiting.remove(index);
+                    has_posted = true;
+                }
+                Attempt::Denied => {
+                    let namespace = waiting[index].object.namespace.clone();
+                    move_to_back(&mut waiting, &namespace);
+                    denied_namespaces.insert(namespace);
+                    if denied_namespaces.len() >= MAX_DENIED_NAMESPACES {
+                        return false;
+                    }
+                }
+                Attempt::Failed => return false,
             }
-            waiting.pop_front();
         }
     }
 
-    /// Posts an Event, and counts and logs a failure. Returns whether there is nothing left to do:
-    /// the API server has accepted the Event, or rejects it whenever it is posted.
-    fn post(&self, connection: &mut Connection, event: &WaitingEvent) -> bool {
+    /// Posts an Event, and counts and logs a failure.
+    fn post(&self, connection: &mut Connection, event: &WaitingEvent) -> Attempt {
         let began = Instant::now();
         let error = match self.try_to_post(connection, event) {
             Ok(()) => {
                 let took = began.elapsed().as_secs_f64();
                 self.metrics.events_publish_latency_seconds.observe(took);
-                return true;
+                return Attempt::Done;
             }
             Err(error) => error,
         };
@@ -191,7 +235,13 @@ impl Shared {
         }
         let EventObject { namespace, name, .. } = &event.object;
         tracing::warn!(err = %error, namespace, name, "Error publishing event");
-        matches!(&error, PublishError::Request(error) if event::is_rejected(error))
+        if matches!(&error, PublishError::Request(error) if event::is_rejected(error)) {
+            Attempt::Done
+        } else if error.is_denied() {
+            Attempt::Denied
+        } else {
+            Attempt::Failed
+        }
     }
 
     fn try_to_post(
@@ -204,6 +254,20 @@ impl Shared {
         let date = date_of(event.happened, Instant::now(), SystemTime::now());
         event::publish_dated(&connection.client()?, reporter, regarding, &event.content, date)?;
         Ok(())
+    }
+}
+
+/// Moves the Events of the namespace behind all others, so that the next Events to be posted are
+/// those of other namespaces.
+fn move_to_back(waiting: &mut VecDeque<WaitingEvent>, namespace: &str) {
+    // The sort is stable, so that the order stays the same apart from that.
+    waiting.make_contiguous().sort_by_key(|event| event.object.namespace == namespace);
+}
+
+fn drop_oldest(waiting: &mut VecDeque<WaitingEvent>) {
+    let oldest = (0..waiting.len()).min_by_key(|index| waiting[*index].since);
+    if let Some(index) = oldest {
+        waiting.remove(index);
     }
 }
 

@@ -8,6 +8,9 @@ pub use testkit::api::Request;
 /// Message of the API server for an account without the permission to create evictions.
 pub const NOT_PERMITTED: &str = r#"pods "web-1" is forbidden: User "system:serviceaccount:linkerd-cni:linkerd-cni" cannot create resource "pods/eviction" in API group "" in the namespace "emojivoto""#;
 
+/// Message of the API server for an Event that exceeds a ResourceQuota.
+const QUOTA: &str = r#"events "web-1.1" is forbidden: exceeded quota: events, requested: count/events.events.k8s.io=1, used: count/events.events.k8s.io=10, limited: count/events.events.k8s.io=10"#;
+
 /// Response to one kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -31,6 +34,8 @@ pub struct Pods {
     pub watch: Answer,
     pub delete: Answer,
     pub event: Answer,
+    /// Namespaces whose ResourceQuota admits no more Events.
+    pub full_namespaces: Vec<String>,
     /// Response to evictions. By default they are forbidden, as with the RBAC rules of upstream's
     /// chart.
     pub evict: Answer,
@@ -48,6 +53,7 @@ impl Default for Pods {
             watch: Answer::Status(200),
             delete: Answer::Status(200),
             event: Answer::Status(201),
+            full_namespaces: Vec::new(),
             evict: Answer::Refusal(403, NOT_PERMITTED),
             patch: Answer::Status(200),
             token: None,
@@ -77,6 +83,7 @@ impl Routes for Pods {
             "PATCH" => state.patch,
             "POST" if request.is_eviction() => state.evict,
             "DELETE" => state.delete,
+            _ if state.is_in_full_namespace(object) => Answer::Refusal(403, QUOTA),
             _ => state.event,
         };
         match answer {
@@ -94,6 +101,11 @@ impl Routes for Pods {
 }
 
 impl Pods {
+    /// Whether the path of a request to create an Event is in a namespace that admits no more.
+    fn is_in_full_namespace(&self, path: &str) -> bool {
+        self.full_namespaces.iter().any(|name| path.ends_with(&format!("/{name}/events")))
+    }
+
     /// Returns the list of the pods that match the label selector of the request.
     fn list(&self, path: &str) -> Value {
         let selects_injected = path.contains("labelSelector=linkerd%2Eio%2Fcontrol%2Dplane%2Dns");

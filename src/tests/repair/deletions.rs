@@ -129,6 +129,41 @@ fn events_that_cannot_be_published_are_counted_and_published_later() {
     }
 }
 
+/// Returns the names of the pods of the Events that the API server received.
+fn names_in_events(api: &Api) -> Vec<String> {
+    let events = api.events();
+    let names = events.iter().map(|event| event["regarding"]["name"].as_str().unwrap().to_owned());
+    names.collect()
+}
+
+/// A tenant can set a ResourceQuota in a namespace of its own.
+#[test]
+fn event_that_is_denied_in_one_namespace_does_not_delay_those_of_others() {
+    let (api, controller) = Controller::watched();
+    api.state().full_namespaces = vec!["tenant".to_owned()];
+    for name in ["denied-1", "denied-2"] {
+        api.modify(&changed(name, "/metadata/namespace", json!("tenant")));
+    }
+    until("two denials", || names_in_events(&api).contains(&"denied-2".to_owned()));
+    // The next Events fail for another reason, so they wait behind the denied ones.
+    api.state().event = Answer::Status(503);
+    for name in ["a", "b"] {
+        api.modify(&stranded(name));
+    }
+    until("two failures", || names_in_events(&api).contains(&"b".to_owned()));
+    let mut state = api.state();
+    state.requests.clear();
+    state.event = Answer::Status(201);
+    drop(state);
+    controller.until_metric_is("events_publish_latency_seconds_count", 2);
+    let names = names_in_events(&api);
+    for name in ["a", "b"] {
+        assert_eq!(names.iter().filter(|posted| *posted == name).count(), 1, "{names:?}");
+    }
+    api.state().full_namespaces.clear();
+    controller.until_metric_is("events_publish_latency_seconds_count", 4);
+}
+
 #[test]
 fn replacement_that_is_stranded_again_is_deleted_only_after_a_minute() {
     let (api, controller) = Controller::watched();
