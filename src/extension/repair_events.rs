@@ -1,14 +1,22 @@
 //! The pods and nodes on which repair controllers reported a problem in an Event, and have not
 //! reported its end since.
+//!
+//! The API server does not record who created an Event, so whoever may create Events can forge one
+//! (docs/security.md).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+use humantime::parse_rfc3339;
 use serde_json::Value;
 
 use super::objects::{event_time, text};
 use super::requests::{Api, Error, get_list};
 use crate::kube::object_reader::namespace_path;
 use crate::kube::types::Pod;
+
+/// `reportingComponent` of the repair controllers' Events. See `CONTROLLER` in `repair`.
+const REPORTER: &str = "linkerd-cni-repair-controller";
 
 /// Reason of Events on running pods with missing or changed rules.
 const RULES_MISSING: &str = "LinkerdCNIRulesMissing";
@@ -20,6 +28,13 @@ const RULES_UNKNOWN: [&str; 2] = ["LinkerdCNIRulesUnknown", "LinkerdCNIRepairsSu
 /// the Event. It has the time at which the repair controller started. See `AUDITED` in
 /// `repair::pod_events`.
 const AUDITED: &str = "Audited";
+
+/// Longest time by which a node's clock may be ahead of the API server's. Without a limit, one Event
+/// with a distant date would end all reports before that date. Clocks that are synchronized differ
+/// by less than a second. A minute also admits a node that has just booted, and is the difference
+/// that the API server tolerates in a token (`DefaultLeeway` in
+/// <https://github.com/go-jose/go-jose/blob/v2.6.3/jwt/validation.go>).
+const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
 /// The Events that no later Event on the same object has ended, by [`Object`].
 #[derive(Debug, Default)]
@@ -38,12 +53,6 @@ struct Report {
     /// RFC 3339.
     time: String,
     note: String,
-}
-
-impl Report {
-    fn from_event(event: &Value) -> Report {
-        Report { time: event_time(event).to_owned(), note: text(&event["message"]).to_owned() }
-    }
 }
 
 /// The object of a report.
@@ -77,12 +86,10 @@ impl RepairReports {
     /// Returns the note of a report on the node or on one of its pods. `None` if a repair
     /// controller that started later has not reported it again.
     fn active<'r>(&self, report: &'r Report, node: &str) -> Option<&'r String> {
-        if let Some(since) = self.complete_since.get(node)
-            && report.time < *since
-        {
-            return None;
+        match self.complete_since.get(node) {
+            Some(since) if report.time < *since => None,
+            _ => Some(&report.note),
         }
-        Some(&report.note)
     }
 }
 
@@ -95,12 +102,12 @@ impl Object {
     /// Returns the object of an Event. `None` if the object is neither a pod nor a node.
     fn of_event(event: &Value) -> Option<Object> {
         let object = &event["involvedObject"];
-        let namespace = text(&object["namespace"]).to_owned();
-        let uid = text(&object["uid"]).to_owned();
+        let namespace = text(&object["namespace"]);
+        let uid = text(&object["uid"]);
         match text(&object["kind"]) {
-            "Pod" => Some(Object::Pod { namespace, uid }),
+            "Pod" => Some(Object::Pod { namespace: namespace.to_owned(), uid: uid.to_owned() }),
             // The UID of a node is its name, see `Regarding::node`.
-            "Node" if namespace.is_empty() => Some(Object::Node { name: uid }),
+            "Node" if namespace.is_empty() => Some(Object::Node { name: uid.to_owned() }),
             _ => None,
         }
     }
@@ -126,12 +133,32 @@ pub fn read_reports(api: &dyn Api, parent: &str) -> Result<RepairReports, Error>
     Ok(reports)
 }
 
-/// Returns the Events of this reason, the oldest first.
+/// Returns the repair controllers' Events of this reason, the oldest first. Leaves out Events of
+/// other programs, and Events that would end a report although they are dated in the future.
 fn read_events(api: &dyn Api, parent: &str, reason: &str) -> Result<Vec<Value>, Error> {
     let query = format!("fieldSelector=reason%3D{reason}");
     let mut events: Vec<Value> = get_list(api, &format!("{parent}/events"), &query)?;
+    events.retain(|event| {
+        event["reportingComponent"] == REPORTER && (is_warning(event) || has_past_date(event))
+    });
     events.sort_by(|a, b| event_time(a).cmp(event_time(b)));
     Ok(events)
+}
+
+/// Whether the Event reports a problem. Any other Event ends a report. A report counts whatever its
+/// date is: the clock of its node may be wrong, and a problem must not be overlooked.
+fn is_warning(event: &Value) -> bool {
+    event["type"] == "Warning"
+}
+
+/// Whether the Event happened before the API server received it. The date of the Event is the
+/// author's, and `creationTimestamp` is the API server's own.
+fn has_past_date(event: &Value) -> bool {
+    let created = text(&event["metadata"]["creationTimestamp"]);
+    match (parse_rfc3339(event_time(event)), parse_rfc3339(created)) {
+        (Ok(happened), Ok(created)) => happened <= created + CLOCK_SKEW,
+        _ => false,
+    }
 }
 
 /// Returns the newest Event on each object. Leaves out objects whose newest Event is not a Warning,
@@ -140,8 +167,9 @@ fn unended_reports(events: &[Value]) -> BTreeMap<Object, Report> {
     let mut reports = BTreeMap::new();
     for event in events {
         let Some(object) = Object::of_event(event) else { continue };
-        if event["type"] == "Warning" {
-            reports.insert(object, Report::from_event(event));
+        if is_warning(event) {
+            let (time, note) = (event_time(event), text(&event["message"]));
+            reports.insert(object, Report { time: time.to_owned(), note: note.to_owned() });
         } else {
             reports.remove(&object);
         }
@@ -168,6 +196,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::extension::fake::Cluster;
+    use crate::repair::CONTROLLER;
 
     /// An Event on a pod or node of `node-1`, or another node.
     fn event(kind: &str, uid: &str, event_type: &str, action: &str, time: &str) -> Value {
@@ -208,6 +238,71 @@ mod tests {
                 assert_eq!(reports.missing_rules(&pod).is_none(), has_ended, "{name}, {node}");
                 assert_eq!(reports.unknown_rules(&pod).is_none(), has_ended, "{name}, {node}");
             }
+        }
+    }
+
+    /// An Event that the API server received at 08:00.
+    fn received(
+        event_type: &str,
+        action: &str,
+        object: &Value,
+        component: &str,
+        time: &str,
+    ) -> Value {
+        json!({
+            "metadata": {"creationTimestamp": "2026-12-01T08:00:00Z"},
+            "involvedObject": object,
+            "reason": "LinkerdCNIRulesUnknown",
+            "type": event_type,
+            "action": action,
+            "reportingComponent": component,
+            "eventTime": format!("2026-12-01T{time}Z"),
+            "message": "why",
+        })
+    }
+
+    /// Whether these Events report that the rules of the pod `web` are unknown.
+    fn is_reported(events: &[Value]) -> bool {
+        let mut cluster = Cluster::healthy();
+        cluster.put("/api/v1/events", json!({"items": events}));
+        let reports = read_reports(&cluster, "/api/v1").unwrap();
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"namespace": "shop", "name": "web", "uid": "1"},
+            "spec": {"nodeName": "node-1"},
+        }))
+        .unwrap();
+        reports.unknown_rules(&pod).is_some()
+    }
+
+    #[test]
+    fn report_is_ended_only_by_a_controllers_event_that_is_not_from_the_future() {
+        let pod = json!({"kind": "Pod", "namespace": "shop", "uid": "1"});
+        let node = json!({"kind": "Node", "uid": "node-1"});
+        let report = received("Warning", "Skipping", &pod, CONTROLLER, "06:00:00.000000");
+        for (name, component, time, ends) in [
+            ("posted an hour later", CONTROLLER, "07:00:00.000000", true),
+            ("of a clock that is a minute ahead", CONTROLLER, "08:01:00.000000", true),
+            ("from the future", CONTROLLER, "08:01:00.000001", false),
+            ("of the next day", CONTROLLER, "23:59:59.000000", false),
+            ("without a valid date", CONTROLLER, "", false),
+            ("of another program", "linkerd2-cni-install", "07:00:00.000000", false),
+            ("of no program", "", "07:00:00.000000", false),
+        ] {
+            for (action, object) in [("Auditing", &pod), ("Audited", &node)] {
+                let end = received("Normal", action, object, component, time);
+                let is_reported = is_reported(&[report.clone(), end]);
+                assert_eq!(is_reported, !ends, "{action} {name}");
+            }
+        }
+    }
+
+    /// Otherwise no problem would be reported of a node whose clock is ahead.
+    #[test]
+    fn report_from_the_future_is_a_report_if_it_is_of_a_controller() {
+        let pod = json!({"kind": "Pod", "namespace": "shop", "uid": "1"});
+        for (component, expected) in [(CONTROLLER, true), ("kubelet", false)] {
+            let report = received("Warning", "Skipping", &pod, component, "23:00:00.000000");
+            assert_eq!(is_reported(&[report]), expected, "{component}");
         }
     }
 

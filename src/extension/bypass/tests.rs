@@ -108,6 +108,7 @@ fn rules_are_unknown_without_an_active_repair_controller() {
     let suspended = json!({"items": [{
         "type": "Warning",
         "reason": "LinkerdCNIRepairsSuspended",
+        "reportingComponent": "linkerd-cni-repair-controller",
         "eventTime": "2027-01-15T08:00:00Z",
         "message": "3 of 4 audited pods have missing or changed redirect rules",
         "involvedObject": {"kind": "Node", "name": "node-1", "uid": "node-1"},

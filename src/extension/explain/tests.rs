@@ -130,6 +130,7 @@ fn running_pod_is_right_only_if_its_rules_are_known() {
         json!({"items": [{
             "type": "Warning",
             "reason": reason,
+            "reportingComponent": "linkerd-cni-repair-controller",
             "eventTime": "2027-01-15T08:00:00Z",
             "message": "why",
             "involvedObject": {"kind": "Pod", "namespace": "shop", "uid": "u"},
