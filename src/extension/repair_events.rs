@@ -29,6 +29,9 @@ const RULES_UNKNOWN: [&str; 2] = ["LinkerdCNIRulesUnknown", "LinkerdCNIRepairsSu
 /// `repair::pod_events`.
 const AUDITED: &str = "Audited";
 
+/// Namespace of the Events on nodes.
+const NODE_EVENTS: &str = "default";
+
 /// Longest time by which a node's clock may be ahead of the API server's. Without a limit, one Event
 /// with a distant date would end all reports before that date. Clocks that are synchronized differ
 /// by less than a second. A minute also admits a node that has just booted, and is the difference
@@ -58,9 +61,7 @@ struct Report {
 /// The object of a report.
 ///
 /// The author of an Event may state any UID, so the UID alone would let a tenant end or forge the
-/// report on a pod of another tenant. But the API server rejects an Event whose namespace is not
-/// that of its object, and an Event without one outside of the namespace `default`
-/// (`legacyValidateEvent` of Kubernetes).
+/// report on a pod of another tenant.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Object {
     Pod { namespace: String, uid: String },
@@ -99,15 +100,25 @@ impl Object {
         Object::Pod { namespace: metadata.namespace.clone(), uid: metadata.uid.clone() }
     }
 
-    /// Returns the object of an Event. `None` if the object is neither a pod nor a node.
+    /// Returns the object of an Event. `None` if it is neither a pod nor a node, or if a repair
+    /// controller would have posted the Event in another namespace.
+    ///
+    /// The namespaces have to be compared here: the API server compares them only in Events without
+    /// `eventTime`, and also admits an Event about a node in `kube-system` (`legacyValidateEvent` in
+    /// <https://github.com/kubernetes/kubernetes/blob/v1.37.2/pkg/apis/core/validation/events.go>).
     fn of_event(event: &Value) -> Option<Object> {
+        let event_namespace = text(&event["metadata"]["namespace"]);
         let object = &event["involvedObject"];
         let namespace = text(&object["namespace"]);
         let uid = text(&object["uid"]);
         match text(&object["kind"]) {
-            "Pod" => Some(Object::Pod { namespace: namespace.to_owned(), uid: uid.to_owned() }),
+            "Pod" if namespace == event_namespace => {
+                Some(Object::Pod { namespace: namespace.to_owned(), uid: uid.to_owned() })
+            }
             // The UID of a node is its name, see `Regarding::node`.
-            "Node" if namespace.is_empty() => Some(Object::Node { name: uid.to_owned() }),
+            "Node" if namespace.is_empty() && event_namespace == NODE_EVENTS => {
+                Some(Object::Node { name: uid.to_owned() })
+            }
             _ => None,
         }
     }
@@ -117,8 +128,7 @@ impl Object {
 pub fn read_reports(api: &dyn Api, parent: &str) -> Result<RepairReports, Error> {
     let mut parents = BTreeSet::from([parent.to_owned()]);
     if parent != "/api/v1" {
-        // Events on nodes are in the namespace `default`, so that namespace is read, too.
-        parents.insert(namespace_path("default"));
+        parents.insert(namespace_path(NODE_EVENTS));
     }
     let mut reports = RepairReports::default();
     for parent in &parents {
@@ -203,6 +213,7 @@ mod tests {
     fn event(kind: &str, uid: &str, event_type: &str, action: &str, time: &str) -> Value {
         let namespace = if kind == "Pod" { "shop" } else { "" };
         json!({
+            "metadata": {"namespace": if kind == "Pod" { "shop" } else { "default" }},
             "involvedObject": {"kind": kind, "namespace": namespace, "uid": uid, "name": uid},
             "type": event_type,
             "action": action,
@@ -249,8 +260,9 @@ mod tests {
         component: &str,
         time: &str,
     ) -> Value {
+        let namespace = object["namespace"].as_str().unwrap_or("default");
         json!({
-            "metadata": {"creationTimestamp": "2026-12-01T08:00:00Z"},
+            "metadata": {"namespace": namespace, "creationTimestamp": "2026-12-01T08:00:00Z"},
             "involvedObject": object,
             "reason": "LinkerdCNIRulesUnknown",
             "type": event_type,
@@ -310,26 +322,51 @@ mod tests {
     fn event_reports_only_on_objects_of_its_own_namespace() {
         let pod = |namespace: &str| Object::Pod { namespace: namespace.into(), uid: "1".into() };
         let node = Object::Node { name: "node-1".into() };
-        for (name, involved, expected) in [
-            ("a pod", json!({"kind": "Pod", "namespace": "shop", "uid": "1"}), Some(pod("shop"))),
+        for (name, namespace, involved, expected) in [
+            (
+                "a pod",
+                "shop",
+                json!({"kind": "Pod", "namespace": "shop", "uid": "1"}),
+                Some(pod("shop")),
+            ),
             (
                 "a pod's UID in a tenant's namespace",
+                "evil",
                 json!({"kind": "Pod", "namespace": "evil", "uid": "1"}),
                 Some(pod("evil")),
             ),
-            ("a node", json!({"kind": "Node", "name": "node-1", "uid": "node-1"}), Some(node)),
+            (
+                "a pod of another tenant",
+                "evil",
+                json!({"kind": "Pod", "namespace": "shop", "uid": "1"}),
+                None,
+            ),
+            (
+                "a node",
+                "default",
+                json!({"kind": "Node", "name": "node-1", "uid": "node-1"}),
+                Some(node),
+            ),
+            (
+                "a node, in the other namespace that the API server admits",
+                "kube-system",
+                json!({"kind": "Node", "name": "node-1", "uid": "node-1"}),
+                None,
+            ),
             (
                 "a node in a tenant's namespace",
+                "evil",
                 json!({"kind": "Node", "namespace": "evil", "uid": "node-1"}),
                 None,
             ),
             (
                 "a node's name as UID of another kind",
+                "evil",
                 json!({"kind": "ConfigMap", "namespace": "evil", "uid": "node-1"}),
                 None,
             ),
         ] {
-            let event = json!({"involvedObject": involved});
+            let event = json!({"metadata": {"namespace": namespace}, "involvedObject": involved});
             assert_eq!(Object::of_event(&event), expected, "{name}");
         }
     }
