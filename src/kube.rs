@@ -44,7 +44,7 @@ pub use error::{CONFLICT, Error, FORBIDDEN, NOT_FOUND, Retry, UNAUTHORIZED};
 use kubeconfig::ApiAccess;
 pub use literal_address::LiteralAddress;
 use tls::Tls;
-use types::ApiStatus;
+use types::{ApiStatus, ObjectIdentity};
 
 /// Largest object that is read, in bytes. No pod comes near this limit, because etcd accepts at
 /// most 1.5 MB.
@@ -148,6 +148,20 @@ impl Client {
     /// GETs `path` (absolute, with its query, e.g. `/api/v1/nodes/a`).
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.read_object(Method::GET, path, None)
+    }
+
+    /// Like [`Client::get`], for the object of this kind whose name is the last segment of `path`.
+    /// Fails if the response is another object: a proxy in front of the API server may also respond
+    /// with HTTP 200 and JSON. Whoever concludes something from a success has to call this function.
+    pub fn get_object<T: DeserializeOwned>(&self, path: &str, kind: &str) -> Result<T, Error> {
+        let (request, bytes) = self.read_body(Method::GET, path, None)?;
+        let found: ObjectIdentity = decode(&request, &bytes)?;
+        let name = object_name(path);
+        if found.kind != kind || found.metadata.name != name {
+            let problem = format!("another object instead of {kind} {name}");
+            return Err(Error::Decode { request, problem, is_truncated: false });
+        }
+        decode(&request, &bytes)
     }
 
     /// GETs a list and returns a reader of the response, so that a long list is never in memory
@@ -276,17 +290,44 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<T, Error> {
+        let (request, bytes) = self.read_body(method, path, body)?;
+        decode(&request, &bytes)
+    }
+
+    /// Sends a request. Returns its method and URL, and the body of the response.
+    fn read_body(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(String, Vec<u8>), Error> {
         let request = format!("{method} {}{path}", self.server);
         let mut response = self.send(method, path, body, ResponseKind::Complete)?;
-        let bytes = match response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec() {
-            Ok(bytes) => bytes,
-            Err(source) => return Err(Error::Transport { request, source }),
-        };
-        redact::decode_object(&bytes).map_err(|error| Error::Decode {
-            request,
+        match response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec() {
+            Ok(bytes) => Ok((request, bytes)),
+            Err(source) => Err(Error::Transport { request, source }),
+        }
+    }
+}
+
+/// Decodes the object in the response to `request`.
+fn decode<T: DeserializeOwned>(request: &str, bytes: &[u8]) -> Result<T, Error> {
+    match redact::decode_object(bytes) {
+        Ok(object) => Ok(object),
+        Err(error) => Err(Error::Decode {
+            request: request.to_owned(),
             problem: redact::describe_json_error(&error),
             is_truncated: error.is_eof(),
-        })
+        }),
+    }
+}
+
+/// Returns the name of the object at `path`: the last segment, without the query.
+fn object_name(path: &str) -> &str {
+    let (path, _) = path.split_once('?').unwrap_or((path, ""));
+    match path.rsplit_once('/') {
+        Some((_, name)) => name,
+        None => path,
     }
 }
 

@@ -103,6 +103,12 @@ objects! {
         pub reason: Option<String>,
     }
 
+    /// The fields by which a response shows that it is the requested object.
+    pub struct ObjectIdentity {
+        pub kind: String,
+        pub metadata: Metadata,
+    }
+
     pub struct Metadata {
         pub name: String,
         pub namespace: String,

@@ -274,13 +274,24 @@ fn idle_agent_sends_no_requests_after_its_start() {
     assert_eq!(requests(), [list, watch, check]);
 }
 
-/// A proxy in front of the API server responds with the same status codes.
+/// A proxy in front of the API server responds with the same status codes, also that of a success.
 #[test]
 fn a_proxys_status_code_is_no_verdict_on_the_plugins_token() {
-    in_parallel([401, 403, 404], |code| {
+    let of_proxy = json!({"message": "no route", "reason": "x"});
+    let metadata = json!({"name": "linkerd-cni"});
+    let cases = [
+        (401, of_proxy.clone()),
+        (403, of_proxy.clone()),
+        (404, of_proxy.clone()),
+        (200, of_proxy),
+        (200, json!({"kind": "Namespace", "metadata": {"name": "other"}})),
+        (200, json!({"kind": "Service", "metadata": metadata})),
+        (200, json!({"metadata": metadata})),
+    ];
+    in_parallel(cases, |(code, response)| {
         let Scene { api, node, mut agent } = Scene::start(&[]);
         let token = node.token();
-        api.state().namespace = Some((code, json!({"message": "no route", "reason": "x"})));
+        api.state().namespace = Some((code, response));
         let asked = api.asked("GET", CHECK);
         let issued = api.asked("POST", "/token");
         report_rejection(&node);
