@@ -28,7 +28,7 @@ mod tls;
 pub mod types;
 pub mod watch_events;
 
-use std::io::{self, BufRead, BufReader, Read as _};
+use std::io::{BufRead, BufReader, Read as _};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -173,9 +173,7 @@ impl Client {
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Result<(), Error> {
-        let response = self.send(Method::POST, path, Some(body), ResponseKind::Complete)?;
-        drain(response);
-        Ok(())
+        self.change(Method::POST, path, body)
     }
 
     pub fn post_and_decode<T: DeserializeOwned>(
@@ -190,14 +188,23 @@ impl Client {
     /// `metadata.resourceVersion`, the API server responds with 409 if the object has changed since
     /// that version.
     pub fn merge_patch(&self, path: &str, body: &Value) -> Result<(), Error> {
-        let response = self.send(Method::PATCH, path, Some(body), ResponseKind::Complete)?;
-        drain(response);
-        Ok(())
+        self.change(Method::PATCH, path, body)
     }
 
     pub fn delete(&self, path: &str, body: &Value) -> Result<(), Error> {
-        let response = self.send(Method::DELETE, path, Some(body), ResponseKind::Complete)?;
-        drain(response);
+        self.change(Method::DELETE, path, body)
+    }
+
+    /// Sends a request that changes an object. Fails unless the response is an API object, such as
+    /// the changed object or a Status: the success of a proxy in front of the API server changes
+    /// nothing.
+    fn change(&self, method: Method, path: &str, body: &Value) -> Result<(), Error> {
+        let (request, bytes) = self.read_body(method, path, Some(body))?;
+        let found: ObjectIdentity = decode(&request, &bytes)?;
+        if found.kind.is_empty() {
+            let problem = "no API object".to_owned();
+            return Err(Error::Decode { request, problem, is_truncated: false });
+        }
         Ok(())
     }
 
@@ -336,10 +343,4 @@ fn retry_after(response: &Response<Body>) -> Option<Duration> {
     let value = response.headers().get(header::RETRY_AFTER)?;
     let seconds = value.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
-}
-
-/// Reads a response to its end, because the connection can be reused only then. An error is
-/// ignored, because the status of the response has already shown that the request succeeded.
-fn drain(response: Response<Body>) {
-    let _ = io::copy(&mut response.into_body().into_reader(), &mut io::sink());
 }

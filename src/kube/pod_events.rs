@@ -37,6 +37,8 @@ objects! {
     }
 
     pub struct PodEvents {
+        /// `EventList`. Empty or another name if the object is no list of Events.
+        pub kind: String,
         pub items: Option<Vec<PodEvent>>,
     }
 }
@@ -69,16 +71,46 @@ pub fn list(client: &Client, namespace: &str, uid: &str) -> Result<Vec<PodEvent>
     let namespace = utf8_percent_encode(namespace, NON_ALPHANUMERIC);
     let path = format!("/api/v1/namespaces/{namespace}/events?fieldSelector={selector}");
     let events: PodEvents = client.get(&path)?;
+    if events.kind != "EventList" {
+        // Otherwise, such an object would say that the pod has no Events.
+        let (request, problem) = (format!("GET {path}"), "no list of Events".to_owned());
+        return Err(Error::Decode { request, problem, is_truncated: false });
+    }
     Ok(events.items.unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::time::{Duration, UNIX_EPOCH};
 
     use serde_json::{Value, json};
+    use testkit::api::Api;
 
     use super::*;
+    use crate::kube::{Deadlines, SystemResolver, kubeconfig};
+
+    #[test]
+    fn only_a_list_of_events_says_that_a_pod_has_none() {
+        let path = "/api/v1/namespaces/shop/events?fieldSelector=involvedObject%2Euid%3Du";
+        for (response, expected) in [
+            (json!({"kind": "EventList", "items": [{"reason": "Failed"}]}), Some(1)),
+            (json!({"kind": "EventList", "items": null}), Some(0)),
+            (json!({"kind": "PodList", "items": []}), None),
+            (json!({"message": "no route"}), None),
+        ] {
+            let server = Api::start();
+            server.answer(path, 200, &response.to_string());
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("kubeconfig");
+            fs::write(&file, server.kubeconfig()).unwrap();
+            let access = kubeconfig::read(&file).unwrap();
+            let deadlines = Deadlines::per_phase(Duration::from_secs(30));
+            let client = Client::new::<SystemResolver>(&access, "test", deadlines).unwrap();
+            let count = list(&client, "shop", "u").ok().map(|events| events.len());
+            assert_eq!(count, expected, "{response}");
+        }
+    }
 
     #[test]
     fn the_dates_of_an_event_are_its_valid_times() {

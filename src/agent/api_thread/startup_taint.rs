@@ -142,10 +142,11 @@ impl StartupTaint {
 /// there were any. Sends one GET if there are none. Needs the verbs `get` and `patch` on nodes.
 ///
 /// # Errors
-/// If a request fails, or if another client changed the Node between the two requests (409).
+/// If a request fails, or if another client changed the Node between the two requests (409). Also
+/// if a response is another object, so that it says nothing about the taints.
 fn remove_taint(client: &Client, node: &str, key: &str) -> Result<bool, kube::Error> {
     let path = format!("/api/v1/nodes/{node}");
-    let found: Node = client.get(&path)?;
+    let found: Node = client.get_object(&path, "Node")?;
     let Some(patch) = patch_without_taint(&found, key) else { return Ok(false) };
     client.merge_patch(&path, &patch)?;
     Ok(true)

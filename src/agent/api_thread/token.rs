@@ -131,14 +131,20 @@ impl Worker {
             "spec": {"expirationSeconds": LIFETIME_SECONDS},
         });
         let client = self.own_connection.client().map_err(|error| error.to_string())?;
-        let response = client.post_and_decode::<Value>(&path, &request);
-        self.record_own_token(response.as_ref().err());
-        let response = response?;
+        let response = match client.post_and_decode::<Value>(&path, &request) {
+            Ok(response) => response,
+            Err(error) => {
+                self.record_own_token(Some(&error));
+                return Err(error.into());
+            }
+        };
         let text = response["status"]["token"].as_str().unwrap_or_default().trim();
         if !is_usable(text) {
             let why = "its token is missing, too long, or invalid in a request header";
             return Err(format!("unexpected response to the TokenRequest: {why}").into());
         }
+        // Only a response with a token is one of the API server.
+        self.record_own_token(None);
         let granted = response["spec"]["expirationSeconds"].as_u64().unwrap_or(LIFETIME_SECONDS);
         let lifetime_seconds = granted.min(LIFETIME_SECONDS);
         Ok(IssuedToken { text: text.to_owned(), lifetime_seconds })
@@ -180,7 +186,10 @@ fn is_usable(token: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::sync::Arc;
+
+    use testkit::api::Api as Server;
 
     use super::*;
     use crate::agent::api_thread::ApiHandle;
@@ -190,7 +199,32 @@ mod tests {
     fn plugin_account(variable: &str) -> Option<String> {
         match variable {
             "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT" => Some("plugin".to_owned()),
+            "LINKERD_CNI_NAMESPACE" => Some("linkerd-cni".to_owned()),
             _ => None,
+        }
+    }
+
+    /// A proxy in front of the API server accepts any token.
+    #[test]
+    fn only_a_response_with_a_token_shows_that_the_agents_own_token_is_valid() {
+        let path = "/api/v1/namespaces/linkerd-cni/serviceaccounts/plugin/token";
+        let settings = Arc::new(Settings::read(plugin_account).unwrap());
+        for (response, is_accepted) in [
+            (json!({"message": "no route"}), false),
+            (json!({"kind": "Status", "status": "Success"}), false),
+            (json!({"kind": "TokenRequest", "status": {"token": "issued"}}), true),
+        ] {
+            let server = Server::start();
+            server.answer(path, 201, &response.to_string());
+            let dir = tempfile::tempdir().unwrap();
+            let kubeconfig = dir.path().join("kubeconfig");
+            fs::write(&kubeconfig, server.kubeconfig()).unwrap();
+            let waker = FileWatch::start().unwrap().waker;
+            let api = ApiHandle::start(&settings, waker).unwrap();
+            Worker::new(Arc::clone(&api), AccessSource::Kubeconfig(kubeconfig)).renew();
+            assert_eq!(server.requests(), [format!("POST {path}")]);
+            let accepted = api.history().own_token.accepted;
+            assert_eq!(accepted.is_some(), is_accepted, "{response}");
         }
     }
 

@@ -267,6 +267,18 @@ fn controller_repairs_other_pods_before_it_restarts() {
     assert!(node.ruleset().contains("redirect to :4140"), "{}", controller.log());
 }
 
+/// A proxy in front of the API server may respond with an object of its own.
+#[test]
+fn repair_is_retried_if_the_response_is_another_object_than_the_pod() {
+    let node = Node::with(&waiting());
+    let other = json!({"kind": "Status", "metadata": {}, "message": "no route"});
+    node.api.answer(&path("web-1"), 200, &other.to_string());
+    let controller = node.controller(&[]);
+    controller.until_logged("unexpected response: another object instead of Pod web-1");
+    node.knows(&waiting());
+    controller.until_metric_is("pods_repaired_total", 1);
+}
+
 /// The validator of such a pod does not fail again, so only an audit finds the pod.
 #[test]
 fn controller_restarts_for_a_running_pod_that_may_have_started_before_the_plugin_was_chained() {
