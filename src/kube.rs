@@ -330,7 +330,7 @@ fn decode<T: DeserializeOwned>(request: &str, bytes: &[u8]) -> Result<T, Error> 
 }
 
 /// Returns the name of the object at `path`: the last segment, without the query.
-fn object_name(path: &str) -> &str {
+pub fn object_name(path: &str) -> &str {
     let (path, _) = path.split_once('?').unwrap_or((path, ""));
     match path.rsplit_once('/') {
         Some((_, name)) => name,

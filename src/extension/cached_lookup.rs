@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::requests::{Api, Error, get};
+use super::requests::{Api, Error, get_object};
 use crate::cluster_lookup::ClusterLookup;
 use crate::cni::Error as CniError;
 use crate::failure::Failure;
@@ -27,7 +27,7 @@ impl ClusterLookup for CachedLookup<'_> {
         if let Some(annotations) = self.namespaces.get(name) {
             return annotations.clone();
         }
-        let annotations = match get::<Namespace>(self.api, &namespace_path(name)) {
+        let annotations = match get_object::<Namespace>(self.api, &namespace_path(name)) {
             Ok(namespace) => Ok(namespace.metadata.annotations),
             Err(error) => Err(read_error(&format!("namespace {name}"), &error)),
         };
@@ -39,7 +39,7 @@ impl ClusterLookup for CachedLookup<'_> {
         if let Some(service) = &self.service {
             return service.clone();
         }
-        let service = match get(self.api, API_SERVICE) {
+        let service = match get_object(self.api, API_SERVICE) {
             Ok(service) => Ok(service),
             Err(error) => Err(read_error("Service default/kubernetes", &error)),
         };

@@ -6,7 +6,7 @@ use super::agents::{Agent, DAEMONSET, SELECTOR, ask_agents};
 use super::cluster_node::ClusterNode;
 use super::objects::{event_time, text};
 use super::report::{Problem, Severity, fail_to_read};
-use super::requests::{Api, Error, get, get_list, get_optional};
+use super::requests::{Api, Error, get_list, get_object, get_optional};
 use crate::cni::object::Object;
 use crate::config::Config;
 use crate::deadline::Deadline;
@@ -109,7 +109,7 @@ fn parse_entry(entry: &Value) -> Result<Config, String> {
 /// ConfigMap is missing, because there is no control plane, or cannot be read.
 pub fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool> {
     let path = format!("{}/configmaps/linkerd-config", namespace_path(linkerd_namespace));
-    let map: Value = get(api, &path).ok()?;
+    let map: Value = get_object(api, &path).ok()?;
     let values = map["data"]["values"].as_str()?;
     Some(values.lines().any(|line| line == "cniEnabled: true"))
 }

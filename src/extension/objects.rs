@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::kube::types::ListMetadata;
+use crate::kube::types::{ListMetadata, null_as_default};
 
 /// Name of the agent's container, in both charts.
 pub const AGENT_CONTAINER: &str = "install-cni";
@@ -12,7 +12,8 @@ pub const AGENT_CONTAINER: &str = "install-cni";
 pub struct List<T> {
     #[serde(default)]
     pub metadata: ListMetadata,
-    #[serde(default = "Vec::new")]
+    /// An object without this field is no list.
+    #[serde(deserialize_with = "null_as_default", bound(deserialize = "T: Deserialize<'de>"))]
     pub items: Vec<T>,
 }
 

@@ -7,6 +7,8 @@ use serde::de::DeserializeOwned;
 
 use super::objects::List;
 use crate::deadline::Deadline;
+use crate::kube::object_name;
+use crate::kube::types::ObjectIdentity;
 use crate::quote::one_line;
 
 /// Largest number of objects in a part of a list.
@@ -86,16 +88,28 @@ pub fn decode<T: DeserializeOwned>(path: &str, body: &str) -> Result<T, Error> {
     }
 }
 
-/// GETs an object; `None` if the API server responds that it does not exist.
+/// GETs the object whose name is the last segment of `path`. Fails if the response has another
+/// name: a proxy in front of the API server may also respond with HTTP 200 and JSON.
+pub fn get_object<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
+    let body = api.body(path)?;
+    let found: ObjectIdentity = decode(path, &body)?;
+    if found.metadata.name != object_name(path) {
+        let problem = "another object than the requested one".to_owned();
+        return Err(Error::Decode { path: path.to_owned(), problem });
+    }
+    decode(path, &body)
+}
+
+/// Like [`get_object`]; `None` if the API server responds that the object does not exist.
 pub fn get_optional<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>, Error> {
-    match get(api, path) {
+    match get_object(api, path) {
         Ok(object) => Ok(Some(object)),
         Err(Error::Status { reason, .. }) if reason == "NotFound" => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// GETs all items of a list.
+/// GETs all items of a list. Fails if a response is no list, which says nothing about the items.
 pub fn get_list<T: DeserializeOwned>(
     api: &dyn Api,
     path: &str,
@@ -150,6 +164,33 @@ mod tests {
         fn body(&self, _: &str) -> Result<String, Error> {
             assert!(self.0.fetch_add(1, Ordering::SeqCst) < PART_LIMIT, "asked after the end");
             Ok(r#"{"metadata":{"continue":"x"},"items":[]}"#.to_owned())
+        }
+    }
+
+    /// An API server that sends this body to each request.
+    struct Fixed(&'static str);
+
+    impl Api for Fixed {
+        fn body(&self, _: &str) -> Result<String, Error> {
+            Ok(self.0.to_owned())
+        }
+    }
+
+    #[test]
+    fn only_the_requested_object_and_a_list_are_responses() {
+        for (body, is_object, is_list) in [
+            (r#"{"kind":"Namespace","metadata":{"name":"shop"}}"#, true, false),
+            (r#"{"kind":"Namespace","metadata":{"name":"other"}}"#, false, false),
+            (r#"{"kind":"Status","metadata":{},"status":"Success"}"#, false, false),
+            (r#"{"message":"no route"}"#, false, false),
+            (r#"{"kind":"PodList","metadata":{},"items":[]}"#, false, true),
+            // Go may encode an empty list so.
+            (r#"{"kind":"PodList","metadata":{},"items":null}"#, false, true),
+        ] {
+            let object = get_optional::<Value>(&Fixed(body), "/api/v1/namespaces/shop");
+            assert_eq!(object.is_ok(), is_object, "{body}");
+            let list = get_list::<Value>(&Fixed(body), "/api/v1/pods", "");
+            assert_eq!(list.is_ok(), is_list, "{body}");
         }
     }
 

@@ -77,7 +77,7 @@ pub fn respond(responses: &Responses, method: &str, target: &str) -> Result<Stri
         if !query.is_empty() {
             return Err(Refusal::NotKnown(format!("the query {query} of {path}")));
         }
-        return Ok(object.to_string());
+        return Ok(with_name(object, target.as_ref()).to_string());
     }
     match target {
         Some(_) if !query.is_empty() => {
@@ -86,6 +86,17 @@ pub fn respond(responses: &Responses, method: &str, target: &str) -> Result<Stri
         Some(object) => find_listed_object(responses, &object),
         None => Err(status(404)),
     }
+}
+
+/// Returns the object with its name, which the API server always sends and which tests may omit.
+fn with_name(object: &Value, target: Option<&Target<'_>>) -> Value {
+    let mut object = object.clone();
+    if let Some(Target { name: Some(name), .. }) = target
+        && object["metadata"]["name"].is_null()
+    {
+        object["metadata"]["name"] = json!(name);
+    }
+    object
 }
 
 fn status(code: u16) -> Refusal {
