@@ -3,6 +3,7 @@
 
 pub mod active;
 pub mod agent;
+pub mod api;
 pub mod burst;
 pub mod connections;
 pub mod containers;

@@ -32,20 +32,28 @@ pub fn until_some<T>(limit: Duration, what: &str, mut find: impl FnMut() -> Opti
 
 /// Waits at most `limit` for `condition`. Prints waits of more than a second, which show where a
 /// test's time goes.
-pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+pub fn until_within(limit: Duration, what: &str, condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    assert!(becomes_true(limit, condition), "not within {limit:?}: {what}");
+    if begin.elapsed() > Duration::from_secs(1) {
+        println!("{:>6.1?} {what}", begin.elapsed());
+    }
+}
+
+/// Waits at most `limit` for `condition`, and returns whether it became true.
+pub fn becomes_true(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let begin = Instant::now();
     loop {
         let checked_at = Instant::now();
         if condition() {
-            break;
+            return true;
         }
-        assert!(begin.elapsed() < limit, "not within {limit:?}: {what}");
+        if begin.elapsed() >= limit {
+            return false;
+        }
         // A check of the condition may be expensive, for example if it starts a process. Many tests
         // wait at the same time, so the pause is at least three times as long as the check.
         let pause = (begin.elapsed() / 20).min(LONGEST_PAUSE).max(3 * checked_at.elapsed());
         thread::sleep(pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE_OF_A_SLOW_CONDITION));
-    }
-    if begin.elapsed() > Duration::from_secs(1) {
-        println!("{:>6.1?} {what}", begin.elapsed());
     }
 }
