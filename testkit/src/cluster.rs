@@ -7,6 +7,7 @@ pub mod api;
 pub mod burst;
 pub mod connections;
 pub mod containers;
+pub mod events;
 pub mod families;
 pub mod helm;
 pub mod kubectl;

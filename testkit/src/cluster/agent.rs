@@ -8,25 +8,38 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::kubectl::{apply, command, get, kubectl};
+use super::api::{self, Api};
+use super::pods;
 use crate::until::{until_some, until_within};
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
 
+/// Path of the agent's DaemonSet.
+pub const DAEMONSET: &str = "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni";
+/// Path of the plugin's ServiceAccount.
+pub const PLUGIN_ACCOUNT: &str =
+    "/api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin";
+/// Path of the agents' pods.
+const PODS: &str = "/api/v1/namespaces/linkerd-cni/pods?labelSelector=k8s-app=linkerd-cni";
+
 /// Makes the API server reject the plugin's token: deletes the plugin's ServiceAccount, and creates
 /// it again.
 pub fn revoke_token() {
-    let account = "serviceaccount linkerd-cni-plugin -n linkerd-cni";
-    let mut object = get(account);
+    api::create(&delete_plugin_account());
+}
+
+/// Deletes the plugin's ServiceAccount. Returns the object, to create it again.
+pub fn delete_plugin_account() -> Value {
+    let mut account = api::get(PLUGIN_ACCOUNT);
     for field in ["uid", "resourceVersion", "creationTimestamp"] {
-        object["metadata"].as_object_mut().unwrap().remove(field);
+        account["metadata"].as_object_mut().unwrap().remove(field);
     }
-    kubectl(&format!("delete {account}"));
-    apply(&object);
+    api::delete(PLUGIN_ACCOUNT);
+    account
 }
 
 pub fn delete_by_force(agent: &Agent) {
-    kubectl(&format!("delete pod {} -n linkerd-cni --force --grace-period=0", agent.pod));
+    api::delete(&format!("{}/{}?gracePeriodSeconds=0", pods::path("linkerd-cni"), agent.pod));
 }
 
 /// A process that is stopped by SIGSTOP until the value is dropped.
@@ -48,19 +61,10 @@ impl Drop for Paused {
 /// Waits until the API server rejects the token in `kubeconfig`. This takes a while after the token
 /// was revoked, because the API server caches a token review for 10 s.
 pub fn until_rejected(kubeconfig: &str) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("kubeconfig");
-    fs::write(&path, kubeconfig).unwrap();
+    let api = Api::with_token(token_in(kubeconfig).unwrap());
     until_within(Duration::from_secs(90), "the token is rejected", || {
-        // While the API server is replaced, a request may get no response, so it has a timeout.
-        // With `--raw`, kubectl makes no discovery, whose error for a rejected token has another
-        // text.
-        let mut get = command(
-            "get --raw /api/v1/namespaces/linkerd-cni --context linkerd-cni-context \
-             --request-timeout=5s",
-        );
-        let output = get.arg("--kubeconfig").arg(&path).output().unwrap();
-        String::from_utf8_lossy(&output.stderr).contains("Unauthorized")
+        let namespace = api.get("/api/v1/namespaces/linkerd-cni");
+        namespace.is_err_and(|error| error.code == Some(401))
     });
 }
 
@@ -119,10 +123,7 @@ pub fn is_ready() -> bool {
 /// Returns the agent. `None` if the API server does not respond, or if there is not exactly one
 /// agent besides those that are being deleted.
 pub fn find_agent() -> Option<Agent> {
-    let mut get = command("get pods -n linkerd-cni -l k8s-app=linkerd-cni -o json");
-    let output = get.output().expect("kubectl runs");
-    // The output is empty if the API server does not respond.
-    let pods: Value = serde_json::from_slice(&output.stdout).ok()?;
+    let pods = api::admin().get(PODS).ok()?;
     let mut agents = pods["items"].as_array()?.clone();
     agents.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
     if agents.len() != 1 {
@@ -168,7 +169,30 @@ pub fn process_of(container: &str) -> Option<Pid> {
     None
 }
 
-/// Waits until the rollout of the DaemonSet has ended.
+/// Returns the agents' pods, also those that are being deleted.
+pub fn agent_pods() -> Vec<Value> {
+    api::list(PODS)
+}
+
+/// Returns the log of the only agent.
+pub fn log() -> String {
+    pods::log("linkerd-cni", &agent().pod, "install-cni").unwrap()
+}
+
+/// Waits until the rollout of the DaemonSet has ended, as `kubectl rollout status` does.
 pub fn wait_for_rollout() {
-    kubectl("rollout status daemonset/linkerd-cni -n linkerd-cni --timeout=60s");
+    until_within(Duration::from_secs(60), "the DaemonSet is rolled out", || {
+        let daemonset = api::admin().get(DAEMONSET);
+        daemonset.is_ok_and(|daemonset| is_rolled_out(&daemonset))
+    });
+}
+
+fn is_rolled_out(daemonset: &Value) -> bool {
+    let status = &daemonset["status"];
+    // A number of 0 may be missing.
+    let count = |name: &str| status[name].as_u64().unwrap_or_default();
+    let desired = count("desiredNumberScheduled");
+    status["observedGeneration"] == daemonset["metadata"]["generation"]
+        && count("updatedNumberScheduled") >= desired
+        && count("numberAvailable") >= desired
 }

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::kubectl::{get_items, kubectl};
-use super::pods::{self, apply_all, container};
+use super::kubectl::kubectl;
+use super::pods::{self, container, has_ended};
+use super::{api, events};
 use crate::OnDrop;
 
 const NAMESPACE: &str = "burst";
@@ -21,8 +22,8 @@ const MAX_RUNNING: usize = 10;
 const MIN_PODS: usize = 20;
 /// Largest number of pods in a burst.
 const MAX_PODS: usize = 60;
-/// Time between two looks at the pods. It is long, because a call of kubectl takes 0.25 s of CPU
-/// time.
+/// Time between two looks at the pods. A shorter time starts more pods during an event, and a small
+/// machine takes long for each pod.
 const POLL_INTERVAL: Duration = Duration::from_millis(700);
 /// Time in which the last pods have to end. It is long, because two minutes were too short on a
 /// machine with a load of 60.
@@ -90,8 +91,7 @@ fn start_during(
     let lost = pods.len() - redirected - not_redirected;
     // Kubelet repeats a failed attempt to start a pod, so the Events show failures of pods that
     // have started, too.
-    let failures = format!("events -n {NAMESPACE} --field-selector reason=FailedCreatePodSandBox");
-    let failures = get_items(&failures);
+    let failures = events::list(NAMESPACE, "FailedCreatePodSandBox");
     println!(
         "{what}, {event_time:.1?}: {} pods in {:.1?}: {redirected} redirected, {not_redirected} \
          not redirected, {lost} never started; {} kinds of failed tries",
@@ -118,33 +118,27 @@ fn count_in_phase(pods: &[Value], phase: &str) -> usize {
     pods.iter().filter(|pod| pod["status"]["phase"] == phase).count()
 }
 
-fn list_pods() -> Vec<Value> {
-    get_items(&format!("pods -n {NAMESPACE}"))
-}
-
 /// Creates pods until the event is over, and waits until the pods have ended. Returns the pods.
 fn start_pods(pod: &impl Fn(usize) -> Value, is_event_over: &AtomicBool) -> Vec<Value> {
     let mut created = 0;
     while !is_event_over.load(Ordering::Relaxed) || created < MIN_PODS {
-        let running = list_pods().iter().filter(|pod| !has_ended(pod)).count();
+        let running = pods::list(NAMESPACE).iter().filter(|pod| !has_ended(pod)).count();
         if running <= MAX_RUNNING - BATCH && created < MAX_PODS {
-            apply_all((created..created + BATCH).map(pod));
+            for number in created..created + BATCH {
+                api::create(&pod(number));
+            }
             created += BATCH;
         }
         thread::sleep(POLL_INTERVAL);
     }
     let deadline = Instant::now() + END_BUDGET;
     loop {
-        let pods = list_pods();
+        let pods = pods::list(NAMESPACE);
         if pods.iter().all(has_ended) || Instant::now() > deadline {
             return pods;
         }
         thread::sleep(POLL_INTERVAL);
     }
-}
-
-fn has_ended(pod: &Value) -> bool {
-    pod["status"]["phase"] == "Succeeded" || pod["status"]["phase"] == "Failed"
 }
 
 /// A meshed pod whose app connects to an address that no host has, as Linkerd's validator does. The

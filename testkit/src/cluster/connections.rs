@@ -1,21 +1,23 @@
 //! Checks which process responds to the connections of meshed and unmeshed pods.
 
+use super::agent::DAEMONSET;
+use super::api;
 use super::families::Family;
-use super::pods::{self, Pods, field, kubectl};
+use super::pods::{self, Pods};
 
 /// Asserts that the objects exist that `linkerd check --pre --linkerd-cni-enabled` looks up.
 pub fn assert_linkerd_check_passes() {
-    for object in [
-        "configmap/linkerd-cni-config",
-        "clusterrole/linkerd-cni",
-        "clusterrolebinding/linkerd-cni",
-        "serviceaccount/linkerd-cni",
+    for path in [
+        "/api/v1/namespaces/linkerd-cni/configmaps/linkerd-cni-config",
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles/linkerd-cni",
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/linkerd-cni",
+        "/api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni",
     ] {
-        kubectl(&format!("get {object} -n linkerd-cni -o name"));
+        api::get(path);
     }
-    let counts = ".status.desiredNumberScheduled}/{.status.numberReady";
-    let status = field("daemonset/linkerd-cni -n linkerd-cni", counts);
-    assert_eq!(status, "1/1", "scheduled and ready");
+    let status = &api::get(DAEMONSET)["status"];
+    let [desired, ready] = ["desiredNumberScheduled", "numberReady"].map(|name| &status[name]);
+    assert!(*desired == 1 && *ready == 1, "scheduled and ready: {status}");
 }
 
 /// Starts a meshed and two unmeshed pods. Asserts which process responds to each connection.
@@ -52,7 +54,7 @@ fn assert_connections_in(family: Family, pods: &Pods) {
 /// exist by then.
 pub fn assert_native_sidecar_is_redirected(pods: &Pods) {
     pods.start(&[pods::native_sidecar("sidecar")]);
-    let validator = kubectl("logs -n sidecar sidecar -c linkerd-network-validator");
+    let validator = pods::log("sidecar", "sidecar", "linkerd-network-validator").unwrap();
     assert_eq!(validator.trim(), "Validated");
     pods.assert_answers("unmeshed", "sidecar", "proxy-inbound");
 }

@@ -3,14 +3,17 @@
 use std::path::Path;
 use std::process::Command;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use linkerd2_cni::VERSION;
 
-use super::agent::wait_for_rollout;
-use super::pods::{self, kubectl};
+use super::agent::{DAEMONSET, wait_for_rollout};
+use super::api;
+use super::kubectl::kubectl;
+use super::pods;
 use super::upstream::{self, Program};
 use crate::child::must;
+use crate::until::becomes_true;
 
 /// Namespace of the release. It is not deleted after each test, because its deletion takes 5 s.
 pub const NAMESPACE: &str = "linkerd-cni";
@@ -74,15 +77,16 @@ impl Helm {
     }
 
     pub fn end_uninstall(&self) {
-        kubectl(&format!("wait -n {NAMESPACE} --for=delete pod --all --timeout=60s"));
+        pods::until_gone(NAMESPACE);
     }
 
     /// Deletes the DaemonSet, then uninstalls the release. An agent of this chart sees that its
     /// DaemonSet is deleted, and uninstalls at once. Under upstream's chart, an agent has no right
     /// to read the DaemonSet, so it takes as long as in [`Helm::uninstall`].
     pub fn remove(&self) {
-        let delete = format!("delete daemonset linkerd-cni -n {NAMESPACE} --ignore-not-found");
-        kubectl(&format!("{delete} --cascade=foreground --timeout=60s"));
+        if !api::admin().is_missing(DAEMONSET) {
+            api::delete(&format!("{DAEMONSET}?propagationPolicy=Foreground"));
+        }
         self.uninstall();
     }
 
@@ -109,8 +113,7 @@ impl Drop for Helm {
             let release = ["uninstall", "linkerd-cni", "-n", NAMESPACE];
             let _ = helm(&release).args(["--wait", "--ignore-not-found"]).output();
             // Without this wait, the next test could find the plugin on the node.
-            let wait = format!("wait -n {NAMESPACE} --for=delete pod --all --timeout=60s");
-            let _ = pods::command(&wait).output();
+            becomes_true(Duration::from_secs(60), || pods::are_gone(NAMESPACE));
         }
     }
 }

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use super::agent::is_agent;
-use super::kubectl::{field, kubectl};
-use super::node::{Files, Node};
+use super::api;
+use super::helm::NAMESPACE;
+use super::kubectl::kubectl;
+use super::node::{self, Files, Node};
+use super::pods;
 use crate::until::until_within;
 
 /// Longest wait for the agent to end, and longest wait for the command.
@@ -16,16 +19,18 @@ pub fn remove_leftovers(node: &Node, before: &Files, options: &str) {
     // The agent has to end first, because it would restore the files. It may outlive its pod for a
     // moment: kubelet may have started it again before kubelet saw that the pod was deleted.
     until_within(LIMIT, "no agent runs", || !crate::pids().any(is_agent));
-    let node_name = kubectl("get nodes -o name");
-    let debug = format!("debug {} --image={} --profile=sysadmin", node_name.trim(), crate::image());
+    let debug =
+        format!("debug node/{} --image={} --profile=sysadmin", node::name(), crate::image());
     kubectl(&format!(
-        "{debug} -n linkerd-cni {options} -- /usr/bin/linkerd2-cni-install uninstall"
+        "{debug} -n {NAMESPACE} {options} -- /usr/bin/linkerd2-cni-install uninstall"
     ));
-    let pod = "-n linkerd-cni -l app.kubernetes.io/managed-by=kubectl-debug";
+    let label = "app.kubernetes.io/managed-by=kubectl-debug";
+    let path = format!("{}?labelSelector={label}", pods::path(NAMESPACE));
     until_within(LIMIT, "the command has ended", || {
-        let phase = field(&format!("pods {pod}"), ".items[*].status.phase");
-        phase == "Succeeded" || phase == "Failed"
+        let pods = api::list(&path);
+        pods.len() == 1 && pods::has_ended(&pods[0])
     });
-    assert_eq!(node.files(), *before, "the command says: {}", kubectl(&format!("logs {pod}")));
-    kubectl("delete pods -n linkerd-cni --all --timeout=60s");
+    let log = kubectl(&format!("logs -n {NAMESPACE} -l {label}"));
+    assert_eq!(node.files(), *before, "the command says: {log}");
+    pods::delete_all(NAMESPACE);
 }

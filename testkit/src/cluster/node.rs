@@ -18,10 +18,11 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::active;
+use super::api;
 use super::containers::{address_of, running};
 use super::families::setting;
 use super::helm::NAMESPACE;
-use super::kubectl::{get_items, succeeds};
+use super::pods::namespace_path;
 use crate::OnDrop;
 use crate::child::must;
 use crate::until::until;
@@ -157,10 +158,20 @@ impl Node {
     }
 }
 
+/// Returns the node objects of the cluster.
+pub fn list() -> Vec<Value> {
+    api::list("/api/v1/nodes")
+}
+
+/// Returns the name of the first node object.
+pub fn name() -> String {
+    list()[0]["metadata"]["name"].as_str().unwrap().to_owned()
+}
+
 /// Returns the versions of Kubernetes, container runtime, kernel and operating system, as the node
 /// reports them, and the cluster's settings.
 pub fn versions() -> Value {
-    let nodes = get_items("nodes");
+    let nodes = list();
     let info = &nodes[0]["status"]["nodeInfo"];
     json!({
         "nodes": nodes.len(), "kubernetes": info["kubeletVersion"],
@@ -210,7 +221,7 @@ impl Drop for Node {
     /// do not delete it, because a deletion takes 5 s.
     fn drop(&mut self) {
         if WAITING.load(Ordering::SeqCst) == 0 {
-            succeeds(&format!("delete namespace {NAMESPACE} --ignore-not-found --timeout=60s"));
+            let _ = api::admin().delete_and_wait(&namespace_path(NAMESPACE));
         }
         let current = thread::current();
         let name = current.name().unwrap_or_default();

@@ -2,20 +2,24 @@
 //! count the API requests for the pod.
 
 use std::cell::RefCell;
-use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::api;
 use super::families::{self, Family};
 use super::kubectl::succeeds;
 pub use super::kubectl::{apply, command, field, kubectl};
 use crate::OnDrop;
 use crate::chart::yaml;
-use crate::until::{until, until_some, until_within};
+use crate::until::{becomes_true, until, until_some, until_within};
 
 /// Longest time until kubelet accepts `kubectl exec` again after a restart.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(90);
+/// Longest time until a pod is ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(180);
+/// Longest time until deleted pods have ended.
+const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub struct Pods {
@@ -33,20 +37,28 @@ impl Pods {
     pub fn create(&self, objects: &[Value]) {
         for object in objects {
             let name = object["metadata"]["name"].as_str().unwrap();
-            // The creation fails while an earlier test's namespace of this name is being deleted.
-            until("the namespace is created", || succeeds(&format!("create namespace {name}")));
+            create_namespace(name);
             self.names.borrow_mut().push(name.to_owned());
-            until_account(name);
-            apply(object);
+            api::create(object);
         }
     }
 
     pub fn until_ready(&self, name: &str) {
+        let became_ready = becomes_true(READY_TIMEOUT, || {
+            let pods = list(name);
+            !pods.is_empty() && pods.iter().all(is_ready)
+        });
         assert!(
-            succeeds(&format!("wait -n {name} --for=condition=Ready --timeout=180s pod --all")),
+            became_ready,
             "pod {name} is not ready: {}",
             kubectl(&format!("get pods,events -n {name}"))
         );
+    }
+
+    /// Returns the pod in the namespace `name`. Null if there is no pod, or no response.
+    pub fn pod(&self, name: &str) -> Value {
+        let pods = api::admin().get(&path(name)).unwrap_or_default();
+        pods["items"][0].clone()
     }
 
     /// Returns a field of the pod in the namespace `name`. Empty if there is no pod or no such
@@ -57,13 +69,20 @@ impl Pods {
         String::from_utf8(output.unwrap().stdout).unwrap()
     }
 
+    /// Returns the UID of the pod in the namespace `name`. Empty if there is no pod.
+    pub fn uid(&self, name: &str) -> String {
+        self.pod(name)["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
+    }
+
     pub fn ip(&self, name: &str) -> String {
-        self.field(name, ".status.podIP")
+        self.pod(name)["status"]["podIP"].as_str().unwrap_or_default().to_owned()
     }
 
     pub fn ip_of(&self, name: &str, family: Family) -> String {
-        let addresses = self.field(name, ".status.podIPs[*].ip");
-        let ip = addresses.split(' ').find(|ip| family.includes(ip));
+        let pod = self.pod(name);
+        let addresses = &pod["status"]["podIPs"];
+        let mut ips = addresses.as_array().into_iter().flatten().filter_map(|ip| ip["ip"].as_str());
+        let ip = ips.find(|ip| family.includes(ip));
         ip.unwrap_or_else(|| panic!("pod {name} has no {family:?} address: {addresses}")).to_owned()
     }
 
@@ -109,8 +128,10 @@ impl Pods {
     /// Waits until the validator of the pod `name` has failed, because the pod has no redirect
     /// rules.
     pub fn until_stranded(&self, name: &str) {
-        let exit = ".status.initContainerStatuses[0].lastState.terminated.exitCode";
-        until("the validator fails", || self.field(name, exit) == "95");
+        until("the validator fails", || {
+            let validator = &self.pod(name)["status"]["initContainerStatuses"][0];
+            validator["lastState"]["terminated"]["exitCode"] == 95
+        });
     }
 
     /// Waits until the proxy responds, because it may start after the app. Fails if a connection
@@ -125,16 +146,19 @@ impl Pods {
 }
 
 impl Drop for Pods {
+    /// Errors are ignored, because a second panic would end the whole test program.
     fn drop(&mut self) {
         let names = self.names.borrow();
-        thread::scope(|scope| {
-            for name in names.iter() {
-                let delete = format!("delete statefulset,pod --all --grace-period=1 -n {name}");
-                scope.spawn(move || succeeds(&delete));
-            }
-        });
+        for name in names.iter() {
+            let sets = format!("/apis/apps/v1/namespaces/{name}/statefulsets");
+            let _ = api::admin().delete(&sets);
+            let _ = api::admin().delete(&format!("{}?gracePeriodSeconds=1", path(name)));
+        }
+        becomes_true(END_TIMEOUT, || names.iter().all(|name| are_gone(name)));
         // The deletion of a namespace takes 5 s. Nothing depends on its end, so it is not awaited.
-        let _ = command("delete namespace --wait=false").args(names.iter()).output();
+        for name in names.iter() {
+            let _ = api::admin().delete(&namespace_path(name));
+        }
     }
 }
 
@@ -142,13 +166,64 @@ pub fn apply_all(pods: impl Iterator<Item = Value>) {
     apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}));
 }
 
+/// Returns the path of the pods in a namespace.
+pub fn path(namespace: &str) -> String {
+    format!("{}/pods", namespace_path(namespace))
+}
+
+pub fn list(namespace: &str) -> Vec<Value> {
+    api::list(&path(namespace))
+}
+
+/// Whether the namespace has no pods. False if the API server does not respond.
+pub fn are_gone(namespace: &str) -> bool {
+    let pods = api::admin().get(&path(namespace));
+    pods.is_ok_and(|pods| pods["items"].as_array().is_some_and(Vec::is_empty))
+}
+
+pub fn until_gone(namespace: &str) {
+    until_within(END_TIMEOUT, &format!("the pods in {namespace} are gone"), || are_gone(namespace));
+}
+
+pub fn log(namespace: &str, pod: &str, container: &str) -> Result<String, api::Error> {
+    api::admin().get_text(&format!("{}/{pod}/log?container={container}", path(namespace)))
+}
+
+/// Deletes the pods of the namespace, and waits until they are gone.
+pub fn delete_all(namespace: &str) {
+    api::admin().delete(&path(namespace)).unwrap();
+    until_gone(namespace);
+}
+
+pub fn has_ended(pod: &Value) -> bool {
+    pod["status"]["phase"] == "Succeeded" || pod["status"]["phase"] == "Failed"
+}
+
+pub fn is_ready(pod: &Value) -> bool {
+    api::condition(pod, "Ready") == "True"
+}
+
+pub fn namespace_path(name: &str) -> String {
+    format!("/api/v1/namespaces/{name}")
+}
+
 /// Creates a namespace. Dropping the returned value deletes it.
 pub fn namespace(name: &str) -> OnDrop<impl FnMut()> {
-    kubectl(&format!("create namespace {name}"));
-    until_account(name);
+    create_namespace(name);
+    let path = namespace_path(name);
     OnDrop(move || {
-        succeeds(&format!("delete namespace {name} --timeout=60s"));
+        let _ = api::admin().delete_and_wait(&path);
     })
+}
+
+/// Creates a namespace, and waits until it has its ServiceAccount `default`, without which no pod
+/// can be created.
+pub fn create_namespace(name: &str) {
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    // The creation fails while an earlier test's namespace of this name is being deleted.
+    until("the namespace is created", || api::admin().create(&namespace).is_ok());
+    let account = format!("{}/serviceaccounts/default", namespace_path(name));
+    until("the namespace's account", || api::admin().get(&account).is_ok());
 }
 
 /// Waits until the namespace has its ServiceAccount `default`, without which no pod can be created.
