@@ -177,10 +177,10 @@ fn assert_rights(account: &str, in_every_namespace: &[&str], in_own_namespace: &
         ("linkerd-cni", [in_every_namespace, in_own_namespace].concat()),
     ] {
         let expected: BTreeSet<String> = expected.into_iter().map(str::to_owned).collect();
+        // Every account has the rights of this account, which does not exist.
+        let common_rights = rights(namespace, "anybody");
         // The API server's cache of roles may be stale for a moment.
         until(&format!("{account} has in {namespace} exactly {expected:?}"), || {
-            // Every account has the rights of this account, which does not exist.
-            let common_rights = rights(namespace, "anybody");
             &rights(namespace, account) - &common_rights == expected
         });
     }
