@@ -2,20 +2,18 @@
 //! controller may change. Two nodes that exist only as objects stand for the caller's node and
 //! another one.
 
-use std::io::Write as _;
-
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tempfile::NamedTempFile;
 use testkit::table;
 
+use crate::api::{self, Api, Error};
 use crate::chart::Applied;
 use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::kubectl::{kubectl_with_stdin, run_with_stdin};
+use crate::kubectl::{command, kubectl, kubectl_with_stdin, run_with_stdin};
 use crate::node::Node;
-use crate::pods::{command, field, kubectl, until_account};
+use crate::pods;
 use crate::quickstart::delete_release_namespace;
 use crate::scene::OnDrop;
 use crate::until::until;
@@ -33,36 +31,36 @@ fn admission_policies_limit_the_account_to_its_node_and_short_tokens() {
     let _node = Node::exclusive();
     let _objects = create_objects();
     let chart = apply_chart("delete", &format!("startupTaint={TAINT}"), &json!([]));
-    let account = Account::new("--bound-object-kind=Pod --bound-object-name=agent");
+    let account = Account::bound_to_pod("agent");
 
     reset_objects();
     until_refused_by("linkerd-cni-node", || {
-        account.patch_node(OTHER, &json!({"spec": {"taints": []}}), &["--dry-run=server"])
+        account.patch_node(&format!("{OTHER}?dryRun=All"), &json!({"spec": {"taints": []}}))
     });
     until_refused_by("linkerd-cni-repair", || account.evict(OTHER, &uid(OTHER), "?dryRun=All"));
     assert_only_the_startup_taint_of_its_node_can_be_removed(&account);
     assert_only_pods_of_its_node_can_be_evicted(&account);
-    until_refused_by("linkerd-cni-token", || account.token(&["--duration=86401s"]));
+    until_refused_by("linkerd-cni-token", || account.token(json!({"expirationSeconds": 86_401})));
     assert_tokens_last_a_day_at_most(&account);
     assert_token_without_node_is_refused();
     // The audiences of the API server, which a token gets by default.
-    let audiences = audiences(&account.token(&[]).unwrap());
+    let audiences = audiences(&account.token(json!({})).unwrap());
     drop(chart);
 
     reset_objects();
     let _chart = apply_chart("report", "startupTaint=", &audiences);
-    until_refused_by("linkerd-cni-token", || account.token(&["--audience=vault"]));
+    until_refused_by("linkerd-cni-token", || account.token(json!({"audiences": ["vault"]})));
     assert_tokens_have_only_these_audiences(&account, &audiences);
 }
 
 /// Waits until the API server enforces the policy, some seconds after its creation.
-fn until_refused_by(policy: &str, request: impl Fn() -> Result<String, String>) {
+fn until_refused_by(policy: &str, request: impl Fn() -> Result<Value, Error>) {
     let policy = format!("ValidatingAdmissionPolicy '{policy}'");
-    until("the policy is enforced", || request().is_err_and(|error| error.contains(&policy)));
+    until("the policy is enforced", || request().is_err_and(|error| error.text.contains(&policy)));
 }
 
-fn assert_refused(policy: &str, request: Result<String, String>, message: &str) {
-    let refused = request.expect_err(message);
+fn assert_refused(policy: &str, request: Result<Value, Error>, message: &str) {
+    let refused = request.expect_err(message).text;
     assert!(refused.contains(message) && refused.contains(policy), "{refused}");
 }
 
@@ -78,21 +76,21 @@ struct RefusedPatch {
 fn assert_only_the_startup_taint_of_its_node_can_be_removed(account: &Account) {
     let refused_patches = include_str!("admission_policy_refused.yaml");
     for (_name, row) in table::rows::<RefusedPatch>(refused_patches) {
-        let patch = account.patch_node(&row.node, &row.patch, &[]);
+        let patch = account.patch_node(&row.node, &row.patch);
         assert_refused("linkerd-cni-node", patch, &row.message);
     }
     // Other taints, which the control plane adds to a node without kubelet, have to stay.
     until("the startup taint is removed", || {
         let mut taints = taints(OWN);
         taints.retain(|taint| taint["key"] != TAINT);
-        account.patch_node(OWN, &json!({"spec": {"taints": taints}}), &[]).is_ok()
+        account.patch_node(OWN, &json!({"spec": {"taints": taints}})).is_ok()
     });
     let has_taint = |key: &str| taints(OWN).iter().any(|taint| taint["key"] == key);
     assert!(has_taint("kept") && !has_taint(TAINT), "{:?}", taints(OWN));
 }
 
 fn assert_only_pods_of_its_node_can_be_evicted(account: &Account) {
-    let without_node = Account::new("");
+    let without_node = Account::without_node();
     let other_node = "on node policy-own may not evict pod policy-other on node";
     let precondition = "only with its UID as precondition";
     let no_node = "the token names no node";
@@ -107,66 +105,70 @@ fn assert_only_pods_of_its_node_can_be_evicted(account: &Account) {
         assert_refused("linkerd-cni-repair", account.evict(pod, &uid, ""), message);
     }
     // The account may not delete pods, because a deletion ignores disruption budgets.
-    let delete = account.run(&["delete", "pod", OWN, "-n", NAMESPACE, "--wait=false"], "");
-    let error = delete.unwrap_err();
+    let error = account.0.delete(&pod_path(OWN)).unwrap_err().text;
     // The controller recognizes a missing permission by this text. The text of a rejection by
     // admission differs.
     assert!(error.contains(&format!(r#"pods "{OWN}" is forbidden: User ""#)), "{error}");
     assert!(error.contains("cannot delete resource"), "{error}");
     account.evict(OWN, &uid(OWN), "").unwrap();
-    assert_ne!(deletion_time(OWN), "");
-    assert_eq!(deletion_time(OTHER), "");
+    assert_ne!(metadata(OWN)["deletionTimestamp"], Value::Null);
+    assert_eq!(metadata(OTHER)["deletionTimestamp"], Value::Null);
+}
+
+fn pod_path(pod: &str) -> String {
+    format!("{}/{pod}", pods::path(NAMESPACE))
+}
+
+fn metadata(pod: &str) -> Value {
+    api::get(&pod_path(pod))["metadata"].take()
 }
 
 fn uid(pod: &str) -> String {
-    field(&format!("pod {pod} -n {NAMESPACE}"), ".metadata.uid")
+    metadata(pod)["uid"].as_str().unwrap().to_owned()
 }
 
 fn assert_tokens_last_a_day_at_most(account: &Account) {
-    for seconds in ["86401", "31536000", "4294967296"] {
-        let token = account.token(&[&format!("--duration={seconds}s")]);
+    for seconds in [86_401, 31_536_000, 4_294_967_296_u64] {
+        let token = account.token(json!({"expirationSeconds": seconds}));
         assert_refused("linkerd-cni-token", token, "create tokens for at most 86400 s");
     }
     // Without the value `tokenAudiences`, all audiences are allowed.
-    assert_eq!(audiences(&account.token(&["--audience=vault"]).unwrap()), json!(["vault"]));
+    let vault = account.token(json!({"audiences": ["vault"]})).unwrap();
+    assert_eq!(audiences(&vault), json!(["vault"]));
     // The agent requests this lifetime.
-    account.token(&["--duration=86400s"]).unwrap();
+    account.token(json!({"expirationSeconds": 86_400})).unwrap();
 }
 
 fn assert_tokens_have_only_these_audiences(account: &Account, allowed: &Value) {
-    let allowed_audience = format!("--audience={}", allowed[0].as_str().unwrap());
-    let other_audience = "--audience=vault";
-    for args in [&[other_audience][..], &[&allowed_audience, other_audience]] {
-        let result = account.token(args);
-        assert!(result.as_ref().is_err_and(|error| error.contains("vault")), "{result:?}");
+    for audiences in [json!(["vault"]), json!([allowed[0], "vault"])] {
+        let result = account.token(json!({"audiences": audiences}));
+        assert!(result.as_ref().is_err_and(|error| error.text.contains("vault")), "{result:?}");
         let message = "may not create tokens for the audiences";
         assert_refused("linkerd-cni-token", result, message);
     }
-    for args in ["--duration=86400s", &allowed_audience] {
-        assert_eq!(audiences(&account.token(&[args]).unwrap()), *allowed);
+    for spec in [json!({"expirationSeconds": 86_400}), json!({"audiences": [allowed[0]]})] {
+        assert_eq!(audiences(&account.token(spec).unwrap()), *allowed);
     }
 }
 
 /// Returns the audiences of a token.
-fn audiences(token: &str) -> Value {
-    let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
+fn audiences(request: &Value) -> Value {
+    let claims = token_in(request).split('.').nth(1).unwrap();
+    let claims = BASE64_URL_SAFE_NO_PAD.decode(claims).unwrap();
     serde_json::from_slice::<Value>(&claims).unwrap()["aud"].take()
 }
 
 fn assert_token_without_node_is_refused() {
-    let account = Account::new("");
-    let patch = account.patch_node(OWN, &json!({"spec": {"taints": []}}), &[]);
+    let account = Account::without_node();
+    let patch = account.patch_node(OWN, &json!({"spec": {"taints": []}}));
     let message = "the token names no node";
-    assert_refused("linkerd-cni-token", account.token(&[]), message);
+    assert_refused("linkerd-cni-token", account.token(json!({})), message);
     assert_refused("linkerd-cni-node", patch, message);
 }
 
 fn taints(node: &str) -> Vec<Value> {
-    serde_json::from_str(&field(&format!("node {node}"), ".spec.taints")).unwrap()
-}
-
-fn deletion_time(pod: &str) -> String {
-    field(&format!("pod {pod} -n {NAMESPACE}"), ".metadata.deletionTimestamp")
+    let mut node = api::get(&format!("/api/v1/nodes/{node}"));
+    serde_json::from_value(node["spec"]["taints"].take()).unwrap()
 }
 
 /// Creates the nodes and pods of the test. Dropping the returned value deletes them.
@@ -176,8 +178,7 @@ fn create_objects() -> OnDrop<impl FnMut()> {
         let delete = "delete --ignore-not-found --force --grace-period=0 -f -";
         run_with_stdin(&mut command(delete), OBJECTS);
     });
-    kubectl(&format!("create namespace {NAMESPACE}"));
-    until_account(NAMESPACE);
+    pods::create_namespace(NAMESPACE);
     reset_objects();
     objects
 }
@@ -204,47 +205,51 @@ fn apply_chart(mode: &str, value: &str, audiences: &Value) -> Applied {
     Applied::new(documents.join("\n---\n"))
 }
 
-/// A kubeconfig with a token of the ServiceAccount `linkerd-cni`.
-struct Account(NamedTempFile);
+/// A client with a token of the ServiceAccount `linkerd-cni`.
+struct Account(Api);
 
 impl Account {
-    /// Creates a token. `options` may bind it to a pod, as kubelet does. A token that is bound to
-    /// no pod names no node.
-    fn new(options: &str) -> Account {
-        let token = kubectl(&format!("create token linkerd-cni -n {NAMESPACE} {options}"));
-        let view = kubectl("config view --raw --minify -o json");
-        let mut config: Value = serde_json::from_str(&view).unwrap();
-        // The administrator's certificate would win over the token.
-        config["users"][0]["user"] = json!({"token": token.trim()});
-        let mut file = NamedTempFile::new().unwrap();
-        file.write_all(config.to_string().as_bytes()).unwrap();
-        Account(file)
+    /// Creates a token that is bound to a pod, as kubelet does. Such a token names the pod's node.
+    fn bound_to_pod(name: &str) -> Account {
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "name": name});
+        Account::with_token(json!({"boundObjectRef": pod}))
     }
 
-    fn run(&self, args: &[&str], input: &str) -> Result<String, String> {
-        let output = run_with_stdin(command("").args(args).env("KUBECONFIG", self.0.path()), input);
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+    /// Creates a token that is bound to no pod, so it names no node.
+    fn without_node() -> Account {
+        Account::with_token(json!({}))
     }
 
-    fn token(&self, more: &[&str]) -> Result<String, String> {
-        let create = ["create", "token", "linkerd-cni-plugin", "-n", NAMESPACE];
-        self.run(&[&create[..], more].concat(), "")
+    fn with_token(spec: Value) -> Account {
+        let request = request_token(api::admin(), "linkerd-cni", spec).unwrap();
+        Account(Api::with_token(token_in(&request).to_owned()))
     }
 
-    fn patch_node(&self, name: &str, patch: &Value, more: &[&str]) -> Result<String, String> {
-        let patch = patch.to_string();
-        let command = ["patch", "node", name, "--type=merge", "-p", &patch];
-        self.run(&[&command[..], more].concat(), "")
+    /// Requests a token of the plugin's account.
+    fn token(&self, spec: Value) -> Result<Value, Error> {
+        request_token(&self.0, "linkerd-cni-plugin", spec)
     }
 
-    fn evict(&self, pod: &str, uid: &str, query: &str) -> Result<String, String> {
+    fn patch_node(&self, name: &str, patch: &Value) -> Result<Value, Error> {
+        self.0.merge_patch(&format!("/api/v1/nodes/{name}"), patch)
+    }
+
+    fn evict(&self, pod: &str, uid: &str, query: &str) -> Result<Value, Error> {
         let mut eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction"});
         eviction["metadata"] = json!({"name": pod, "namespace": NAMESPACE});
         if !uid.is_empty() {
             eviction["deleteOptions"] = json!({"preconditions": {"uid": uid}});
         }
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction{query}");
-        self.run(&["create", "--raw", &path, "-f", "-"], &eviction.to_string())
+        self.0.post(&format!("{}/eviction{query}", pod_path(pod)), &eviction)
     }
+}
+
+fn request_token(api: &Api, account: &str, spec: Value) -> Result<Value, Error> {
+    let path = format!("{}/serviceaccounts/{account}/token", pods::namespace_path(NAMESPACE));
+    let kind = "TokenRequest";
+    api.post(&path, &json!({"apiVersion": "authentication.k8s.io/v1", "kind": kind, "spec": spec}))
+}
+
+fn token_in(request: &Value) -> &str {
+    request["status"]["token"].as_str().unwrap()
 }

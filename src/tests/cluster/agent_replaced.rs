@@ -13,11 +13,13 @@ use crate::agent::{
     revoke_token, token, token_in, until_rejected, wait_for_rollout, with_token,
 };
 use crate::burst::{self, validating_pod};
+use crate::kubectl::kubectl;
 use crate::outage::{count_redirected, create_all, injector_annotations};
-use crate::pods::{self, Pods, apply, kubectl};
+use crate::pods::{self, Pods};
 use crate::scene::Scene;
 use crate::until::{until, until_found, until_within};
 use crate::watcher::Watcher;
+use crate::{api, events};
 
 /// Limit of the agent's resident memory (`VmRSS`), in kB.
 const RSS_LIMIT_KB: u64 = 4096;
@@ -73,12 +75,11 @@ fn assert_injected_pods_start_with_a_revoked_token(good_kubeconfig: &str) {
     create_all("revoked", (0..INJECTED).map(|_| injector_annotations()));
     until("all injected pods are redirected", || count_redirected("revoked") == INJECTED);
     let unmarked = json!({"linkerd.io/proxy-version": "test"});
-    apply(&validating_pod("revoked", INJECTED, &unmarked));
+    api::create(&validating_pod("revoked", INJECTED, &unmarked));
     let reason = format!("cannot read pod revoked/pod-{INJECTED}");
     let event = until_found("the reason why the other pod waits", || {
-        let description = kubectl(&format!("describe pod -n revoked pod-{INJECTED}"));
-        let line = description.lines().find(|line| line.contains("FailedCreatePodSandBox"))?;
-        if line.contains(&reason) { Some(line.to_owned()) } else { None }
+        let messages = events::messages("revoked", "FailedCreatePodSandBox");
+        messages.lines().find(|line| line.contains(&reason)).map(str::to_owned)
     });
     assert!(event.contains("HTTP 401") && event.contains("renews the token"), "{event}");
 
@@ -89,8 +90,7 @@ fn assert_injected_pods_start_with_a_revoked_token(good_kubeconfig: &str) {
     until("the other pod runs", || count_redirected("revoked") == INJECTED + 1);
     // The rate of Events is limited.
     until("Events of pods that started without the API server", || {
-        let events = kubectl("get events -n revoked");
-        events.lines().filter(|line| line.contains("LinkerdCNIDegraded")).count() >= 5
+        events::list("revoked", "LinkerdCNIDegraded").len() >= 5
     });
     drop(namespace);
     until_within(Duration::from_secs(30), "ready", is_ready);
@@ -141,9 +141,9 @@ fn kill_agent_during_uninstall(scene: &Scene) {
     let last = agent();
     kill(last.pid, Signal::SIGSTOP).unwrap();
     scene.helm.begin_uninstall();
+    let path = format!("{}/{}", pods::path("linkerd-cni"), last.pod);
     until_within(Duration::from_secs(20), "its pod is being deleted", || {
-        kubectl(&format!("get pod {} -n linkerd-cni -o json", last.pod))
-            .contains("\"deletionTimestamp\"")
+        api::get(&path)["metadata"]["deletionTimestamp"].is_string()
     });
     kill(last.pid, Signal::SIGKILL).unwrap();
     until_within(Duration::from_secs(20), "it is dead", || process_of(&last.container).is_none());

@@ -10,11 +10,11 @@ use testkit::chart::yaml;
 use testkit::server::Request;
 use testkit::table;
 
+use crate::api;
 use crate::chart::Applied;
 use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::kubectl::run_with_stdin;
 use crate::node::Node;
-use crate::pods::command;
+use crate::pods;
 use crate::until::until;
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
@@ -116,9 +116,8 @@ fn admit(
             container["image"] = json!("none");
         }
     }
-    let mut create = command("create --dry-run=server -o json -f -");
-    let output = run_with_stdin(&mut create, &pod.to_string());
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
+    let path = format!("{}?dryRun=All", pods::path("default"));
+    api::admin().post(&path, &pod).unwrap()
 }
 
 /// Makes the API server call the injector for pods with the label [`INJECTED`].

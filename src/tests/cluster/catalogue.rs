@@ -7,15 +7,17 @@ use std::fs;
 use serde_json::{Value, json};
 use testkit::child::must;
 
+use crate::agent::agent;
 use crate::cni::upstream_entry;
 use crate::extension::{label, linkerd_cni};
 use crate::fault_page::{FaultPage, Source, problems};
 use crate::helm::NAMESPACE;
-use crate::kubectl::get_items;
-use crate::pods::{self, Pods, command, field, kubectl};
+use crate::kubectl::{command, kubectl};
+use crate::pods::{self, Pods};
 use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_found};
 use crate::upstream_agent::active_conflist;
+use crate::{events, node};
 
 #[test]
 fn faults_of_pods_and_installation_are_shown_as_documented() {
@@ -84,10 +86,10 @@ fn capture_stranded_pod() {
         .event(Source::PodEvent, "stranded", "LinkerdCNINotConfigured", "")
         .pods("stranded", "Init:CrashLoopBackOff")
         .captures_check("no validator and no audit finds a meshed pod without redirect rules");
-    let controller = "-n linkerd-cni -l k8s-app=linkerd-cni -c repair-controller";
+    let controller = [NAMESPACE, &agent().pod, "repair-controller"];
     let line = log_line(controller, "Reported stranded pod");
     shown.capture(Source::RepairLog, line.split_once(' ').unwrap().1.trim_start());
-    let validator = "-n stranded stranded -c linkerd-network-validator";
+    let validator = ["stranded", "stranded", "linkerd-network-validator"];
     shown.capture(Source::ContainerLog, &log_line(validator, "Failed to validate"));
     shown.assert_documented();
 }
@@ -134,10 +136,9 @@ fn restore_daemonset() {
 }
 
 /// Waits until a container's log has a line with this text, and returns the line.
-fn log_line(args: &str, text: &str) -> String {
+fn log_line([namespace, pod, container]: [&str; 3], text: &str) -> String {
     until_found(text, || {
-        let output = command(&format!("logs --tail=-1 {args}")).output().unwrap();
-        let log = String::from_utf8(output.stdout).unwrap();
+        let log = pods::log(namespace, pod, container).ok()?;
         log.lines().find(|line| line.contains(text)).map(str::to_owned)
     })
 }
@@ -153,21 +154,19 @@ struct Shown {
 
 impl Shown {
     fn new(name: &'static str) -> Shown {
-        let node = field("nodes", ".items[0].metadata.name");
-        Shown { page: FaultPage::new(name), node, last_text: None }
+        Shown { page: FaultPage::new(name), node: node::name(), last_text: None }
     }
 
     /// Waits for an Event with this reason and text, and captures it.
     fn event(mut self, source: Source, namespace: &str, reason: &str, text: &str) -> Shown {
         let line = until_found(&format!("the Event {reason} with {text}"), || {
-            let events =
-                get_items(&format!("events -n {namespace} --field-selector=reason={reason}"));
-            let lines = events.iter().map(|event| {
+            let events = events::list(namespace, reason);
+            let mut lines = events.iter().map(|event| {
                 let kind = event["type"].as_str().unwrap();
                 let message = event["message"].as_str().unwrap();
                 format!("{kind}  {reason}  {message}")
             });
-            lines.into_iter().find(|line| line.contains(text))
+            lines.find(|line| line.contains(text))
         });
         self.capture(source, &line);
         self

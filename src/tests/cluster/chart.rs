@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 use std::thread;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::agent::wait_for_rollout;
+use crate::agent::{DAEMONSET, wait_for_rollout};
+use crate::api;
 use crate::connections::{
     assert_connections_are_redirected, assert_linkerd_check_passes,
     assert_native_sidecar_is_redirected, assert_new_pods_skip_port_9999,
@@ -17,10 +18,12 @@ use crate::extension::{
     linkerd_cni,
 };
 use crate::helm::{Helm, NAMESPACE};
-use crate::kubectl::{command, field, kubectl, kubectl_with_stdin, run_with_stdin};
+use crate::kubectl::{command, kubectl, kubectl_with_stdin, run_with_stdin};
 use crate::node::Node;
+use crate::pods;
 use crate::scene::Scene;
 use crate::until::until;
+use testkit::chart::Objects;
 use testkit::child::script;
 use testkit::repository;
 
@@ -70,10 +73,9 @@ fn install_upgrade_and_uninstall_redirect_pods_and_restore_the_node() {
 }
 
 /// Returns the DaemonSet's setting for a bin dir without the primary CNI's plugins.
-fn required_network_plugins() -> String {
-    let variable = "?(@.name==\"LINKERD_CNI_REQUIRE_NETWORK_PLUGINS\")";
-    let path = format!(".spec.template.spec.containers[0].env[{variable}].value");
-    field("daemonset/linkerd-cni -n linkerd-cni", &path)
+fn required_network_plugins() -> Value {
+    let objects = Objects(vec![api::get(DAEMONSET)]);
+    objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS")
 }
 
 #[test]
@@ -132,8 +134,8 @@ pub fn assert_helm_test_passes(helm: &Helm) {
     let output =
         helm.must(&["test", "linkerd-cni", "-n", "linkerd-cni", "--timeout", "60s", "--logs"]);
     assert!(output.contains("192.0.2.1:20001 was redirected to 4140"), "{output}");
-    let pods = kubectl("get pods -n linkerd-cni -o name");
-    assert!(!pods.contains("test-linkerd-cni"), "{pods}");
+    let pods = pods::list(NAMESPACE);
+    assert!(pods.iter().all(|pod| pod["metadata"]["name"] != "test-linkerd-cni"), "{pods:?}");
 }
 
 /// Applies the objects for every file in `ci` as a dry run. The server checks more than the schemas

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
-use crate::agent::agent;
+use crate::agent::{PLUGIN_ACCOUNT, agent};
 use crate::commands::{self, Shown};
-use crate::helm::NAMESPACE;
-use crate::pods::{self, field, kubectl};
+use crate::kubectl::kubectl;
 use crate::quickstart::delete_release_namespace;
 use crate::scene::Scene;
+use crate::{api, node, pods};
 
 /// The image in the pages, and the image of this cluster.
 const DOCUMENTED_IMAGE: &str = "registry.example.com/linkerd/cni-plugin";
@@ -55,7 +55,7 @@ fn documented_commands_succeed_on_a_cluster() {
     for text in commands_on_page("docs/security.md", |_| true) {
         shell.must(&text);
     }
-    kubectl(&format!("get serviceaccount linkerd-cni-plugin -n {NAMESPACE}"));
+    api::get(PLUGIN_ACCOUNT);
     scene.uninstall();
 }
 
@@ -151,7 +151,7 @@ fn replace_word(word: &str, is_agent: bool) -> String {
         // The other pod is in a namespace of its name.
         "POD" | "NAMESPACE" => "meshed".to_owned(),
         "REVISION" => "1".to_owned(),
-        "NODE" => field("nodes", ".items[0].metadata.name"),
+        "NODE" => node::name(),
         _ => return word.to_owned(),
     };
     format!("{before}{name}")

@@ -6,8 +6,9 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::helm::NAMESPACE;
+use crate::kubectl::{command, kubectl};
 use crate::node::netns_of;
-use crate::pods::{self, Pods, kubectl};
+use crate::pods::Pods;
 
 /// Runs `linkerd cni` and prints its output. Returns whether it succeeded, and the output.
 pub fn linkerd_cni(args: &[&str]) -> (bool, String) {
@@ -21,7 +22,7 @@ pub fn linkerd_cni(args: &[&str]) -> (bool, String) {
 
 pub fn assert_checks_before_installation_pass() {
     // Other tests leave the namespace, without this label.
-    let _ = pods::command(&format!("create namespace {NAMESPACE}")).output();
+    let _ = command(&format!("create namespace {NAMESPACE}")).output();
     label("pod-security.kubernetes.io/enforce=privileged");
     let (passes, report) = linkerd_cni(&["check", "--pre", "--wait=0s"]);
     assert!(passes && !report.contains('‼'), "{report}");

@@ -30,7 +30,7 @@ mod upstream_agent;
 mod verdicts;
 
 use testkit::cluster::{
-    active, agent, burst, connections, containers, helm, kubectl, node, pods, restore_time,
-    upstream, watcher,
+    active, agent, api, burst, connections, containers, events, helm, kubectl, node, pods,
+    restore_time, upstream, watcher,
 };
 use testkit::{cni, documented as commands, fault_page, until};

@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 use testkit::child::takes_sigterm;
 
 use crate::agent::{agent, is_agent, is_ready};
+use crate::api;
 use crate::burst::validating_pod;
 use crate::containers::{address_of, answer_of, kill_sandbox};
 use crate::node::{Node, StaticPod};
 use crate::pod_copy::hand_made;
-use crate::pods::{self, apply_all, field};
+use crate::pods;
 use crate::scene::Scene;
 use crate::sigterm::{SHORT_GRACE, until_ended};
 use crate::until::{until, until_found, until_some};
@@ -111,17 +112,16 @@ fn assert_responds(address: &str, responder: &str) {
 
 /// Creates a pod with each of these annotations.
 pub fn create_all(namespace: &str, annotations: impl Iterator<Item = Value>) {
-    apply_all(
-        annotations
-            .enumerate()
-            .map(|(number, annotations)| validating_pod(namespace, number, &annotations)),
-    );
+    for (number, annotations) in annotations.enumerate() {
+        api::create(&validating_pod(namespace, number, &annotations));
+    }
 }
 
 /// Returns the number of the pods in the namespace that ran redirected. Fails if a pod ran without
 /// redirection.
 pub fn count_redirected(namespace: &str) -> usize {
-    let phases = field(&format!("pods -n {namespace}"), ".items[*].status.phase");
-    assert!(!phases.contains("Failed"), "a pod ran without redirect rules: {phases}");
-    phases.matches("Succeeded").count()
+    let pods = pods::list(namespace);
+    let in_phase = |phase| pods.iter().filter(|pod| pod["status"]["phase"] == phase).count();
+    assert_eq!(in_phase("Failed"), 0, "a pod ran without redirect rules: {pods:?}");
+    in_phase("Succeeded")
 }

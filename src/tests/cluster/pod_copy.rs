@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::kubectl::kubectl;
 use crate::outage::{count_redirected, create_all, injected, injector_annotations};
-use crate::pods::{self, container, field, in_default, kubectl};
+use crate::pods::{self, container, in_default};
 use crate::scene::Scene;
 use crate::until::{until, until_within};
+use crate::{agent, api};
 
 const PODS: usize = 60;
 
@@ -27,8 +29,9 @@ fn meshed_pods_of_every_origin_are_redirected_without_api_request() {
     pods.assert_answers("client", "annotated", "app-of-annotated");
     pods.assert_answers("client", "with-init", "app-of-with-init");
     copy_by_kubectl_debug();
-    let copy = field("pod web-copy -n web", ".status.podIP");
-    pods.until_proxied("client", &format!("{copy}:8080"));
+    let copy = copied_pod();
+    let address = copy["status"]["podIP"].as_str().unwrap();
+    pods.until_proxied("client", &format!("{address}:8080"));
     let static_pod = node.static_pod(&in_default(hand_made("static")));
     until("the static pod runs", || static_pod.runs());
     pods.until_proxied("client", &format!("{}:8080", static_pod.address()));
@@ -50,7 +53,7 @@ fn assert_sixty_pods_find_their_copies() {
     until_within(Duration::from_secs(180), "all pods are redirected", || {
         count_redirected("sixty") == PODS
     });
-    let log = kubectl("logs -n linkerd-cni daemonset/linkerd-cni");
+    let log = agent::log();
     let adds: Vec<_> = log.lines().filter(|line| line.contains("ADD sixty/")).collect();
     let without_copy: Vec<_> = adds.iter().filter(|line| !line.contains("source copy")).collect();
     let mut times: Vec<u64> = adds.iter().filter_map(|line| milliseconds(line)).collect();
@@ -91,7 +94,13 @@ fn copy_by_kubectl_debug() {
     let debug = format!("debug -n web web --copy-to=web-copy --profile=general {image}");
     kubectl(&format!("{debug} --container=debugger --attach=false -- /probe wait 60m"));
     until("the copy's proxy runs", || {
-        let running = ".status.containerStatuses[?(@.name=='linkerd-proxy')].state.running";
-        !field("pod web-copy -n web", running).is_empty()
+        let copy = copied_pod();
+        let mut statuses = copy["status"]["containerStatuses"].as_array().into_iter().flatten();
+        let proxy = statuses.find(|status| status["name"] == "linkerd-proxy");
+        proxy.is_some_and(|proxy| proxy["state"]["running"].is_object())
     });
+}
+
+fn copied_pod() -> Value {
+    api::get("/api/v1/namespaces/web/pods/web-copy")
 }

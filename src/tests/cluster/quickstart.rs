@@ -5,9 +5,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
+use crate::api;
 use crate::helm::NAMESPACE;
+use crate::kubectl::kubectl;
 use crate::node::Node;
-use crate::pods::{field, kubectl};
+use crate::pods::namespace_path;
 use crate::until::until;
 
 const KUBECONFIG: &str = "/var/lib/linkerd2-cni-cluster/admin.kubeconfig";
@@ -41,14 +43,18 @@ fn quickstart(arguments: &[&str]) -> (bool, String) {
 /// Deletes the namespace that other tests leave, and waits until no namespace of theirs is being
 /// deleted.
 pub fn delete_release_namespace() {
-    kubectl(&format!("delete namespace {NAMESPACE} --ignore-not-found --timeout=60s"));
+    let path = namespace_path(NAMESPACE);
+    if !api::admin().is_missing(&path) {
+        api::delete(&path);
+    }
     until("no namespace is being deleted", || {
-        !field("namespaces", ".items[*].status.phase").contains("Terminating")
+        api::list("/api/v1/namespaces").iter().all(|one| one["status"]["phase"] != "Terminating")
     });
 }
 
 fn namespaces() -> BTreeSet<String> {
-    kubectl("get namespaces -o name").lines().map(str::to_owned).collect()
+    let namespaces = api::list("/api/v1/namespaces");
+    namespaces.iter().map(|one| one["metadata"]["name"].as_str().unwrap().to_owned()).collect()
 }
 
 /// Asserts that quickstart refuses a cluster that has an upstream release.

@@ -7,7 +7,8 @@ use std::process::Command;
 use testkit::child::{must, script};
 use testkit::release;
 
-use crate::pods::{self, field};
+use crate::agent::agent_pods;
+use crate::pods;
 use crate::scene::Scene;
 
 /// Returns the file of the release with this start and end of its name.
@@ -32,7 +33,8 @@ fn release_is_installed_from_its_folder() {
     let helm = &scene.helm;
     let pods = &scene.pods;
     helm.install(&file("linkerd2-cni-", ".tgz"), &["--wait", "--timeout", "60s"]);
-    let image = field("pods -n linkerd-cni", ".items[0].status.containerStatuses[0].imageID");
+    let agent = agent_pods().remove(0);
+    let image = agent["status"]["containerStatuses"][0]["imageID"].as_str().unwrap();
     // The digest of the image's configuration or of its manifest. It depends on the version of
     // containerd.
     let digest = image.rsplit(':').next().unwrap();

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::node::netns_of;
-use crate::pods::{self, Pods, apply, command, field, kubectl};
+use crate::kubectl::{command, kubectl};
+use crate::node::{self, netns_of};
+use crate::pods::{self, Pods};
 use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
+use crate::{agent, api, events};
 
 /// Seconds between two audits.
 const PERIOD: u64 = 3;
@@ -25,29 +27,29 @@ fn stranded_pods_are_reported_or_repaired_in_place_and_audited() {
     pods.start(&[pods::unmeshed("client")]);
     pods.create(&[pods::validated("stranded", "1s")]);
     pods.until_stranded("stranded");
-    let uid = pods.field("stranded", ".metadata.uid");
+    let uid = pods.uid("stranded");
 
     helm.run("install", &[&set("report", 0)]);
     until("the Event on the pod", || {
-        !pods::events("stranded", "LinkerdCNINotConfigured").is_empty()
+        !events::list("stranded", "LinkerdCNINotConfigured").is_empty()
     });
 
     helm.run("upgrade", &[&set("in-place", PERIOD)]);
     pods.until_ready("stranded");
-    assert_eq!(pods.field("stranded", ".metadata.uid"), uid, "the same pod");
+    assert_eq!(pods.uid("stranded"), uid, "the same pod");
     pods.assert_answers("client", "stranded", "proxy-inbound");
 
     // Another pod, as the controller ignores a repaired pod for a minute.
     pods.start(&[pods::meshed("audited")]);
-    let uid = pods.field("audited", ".metadata.uid");
+    let uid = pods.uid("audited");
     let ip = pods.ip("audited");
     pods.assert_answers("client", "audited", "proxy-inbound");
     netns_of(&ip).must(&["nft", "flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_REDIRECT"]);
     until_within(LIMIT, "the Event on the audited pod", || {
-        !pods::events("audited", "LinkerdCNIRulesMissing").is_empty()
+        !events::list("audited", "LinkerdCNIRulesMissing").is_empty()
     });
     pods.assert_answers("client", "audited", "proxy-inbound");
-    assert_eq!(pods.field("audited", ".metadata.uid"), uid, "the same pod");
+    assert_eq!(pods.uid("audited"), uid, "the same pod");
     scene.remove();
 }
 
@@ -87,10 +89,11 @@ pub fn disruption_budget(name: &str, max_unavailable: u32) -> Value {
 /// Waits until an Event says why the pod is not evicted. Asserts that the pod stays.
 fn until_reported(pods: &Pods, uid: &str, reason: &str) {
     until_within(LIMIT, reason, || {
-        pods::events("evicted", "LinkerdCNIRulesMissing").contains(reason)
+        events::messages("evicted", "LinkerdCNIRulesMissing").contains(reason)
     });
-    assert_eq!(pods.field("evicted", ".metadata.uid"), uid, "the same pod");
-    assert_eq!(pods.field("evicted", ".metadata.deletionTimestamp"), "");
+    let metadata = &pods.pod("evicted")["metadata"];
+    assert_eq!(metadata["uid"], uid, "the same pod");
+    assert_eq!(metadata["deletionTimestamp"], Value::Null);
 }
 
 /// The API server rejects the eviction of a pod with two disruption budgets with status 500.
@@ -100,11 +103,10 @@ fn running_pod_is_evicted_once_its_disruption_budgets_allow_it() {
     let scene = Scene::installed(&[&set("delete", PERIOD)]);
     let pods = &scene.pods;
     pods.create(&[stateful_set()]);
-    until("the pod is created", || !pods.field("evicted", ".metadata.uid").is_empty());
     pods.until_ready("evicted");
-    let uid = pods.field("evicted", ".metadata.uid");
-    apply(&disruption_budget("none", 0));
-    apply(&disruption_budget("one", 1));
+    let uid = pods.uid("evicted");
+    api::create(&disruption_budget("none", 0));
+    api::create(&disruption_budget("one", 1));
     let netns = netns_of(&pods.ip("evicted"));
     netns.must(&["nft", "flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_REDIRECT"]);
 
@@ -113,11 +115,11 @@ fn running_pod_is_evicted_once_its_disruption_budgets_allow_it() {
     until_reported(pods, &uid, "it would violate the pod's disruption budget");
     kubectl("delete poddisruptionbudget none -n evicted");
     until_within(LIMIT, "the pod is replaced", || {
-        let current = pods.field("evicted", ".metadata.uid");
+        let current = pods.uid("evicted");
         !current.is_empty() && current != uid
     });
     pods.until_ready("evicted");
-    let events = pods::events("evicted", "LinkerdCNIRulesMissing");
+    let events = events::messages("evicted", "LinkerdCNIRulesMissing");
     assert!(events.contains("Deleting pod to create a new one"), "{events}");
     scene.remove();
 }
@@ -128,9 +130,8 @@ fn agent_removes_startup_taint_when_ready_and_plugin_with_its_daemonset() {
     let helm = &scene.helm;
     let tainted_node = taint_node();
     helm.run("install", &[&format!("--set=startupTaint={KEY}")]);
-    let taints = || field("node", ".items[0].spec.taints[*].key");
-    until("the taint is removed", || !taints().contains(KEY));
-    let log = kubectl("logs -n linkerd-cni daemonset/linkerd-cni");
+    until("the taint is removed", || !node::list()[0]["spec"]["taints"].to_string().contains(KEY));
+    let log = agent::log();
     let self_test = log.find("self-test passed");
     let removal = log.find("removed the startup taint");
     assert!(self_test.is_some() && self_test < removal, "{log}");

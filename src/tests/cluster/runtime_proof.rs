@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use testkit::child::must;
 
-use crate::helm::NAMESPACE;
-use crate::pods::{self, Pods, kubectl};
+use crate::agent::agent_pods;
+use crate::pods::{self, Pods};
 use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
+use crate::{api, events};
 
 const BIN_DIR: &str = "/opt/cni/bin";
 const PLUGIN: &str = "/opt/cni/bin/linkerd-cni";
@@ -30,15 +31,13 @@ fn assert_starts_without_plugin(scene: &Scene, name: &str) {
     let begin = Instant::now();
     scene.pods.create(&[pods::unmeshed(name)]);
     until_within(STARTED_WITHIN, "the pod starts", || {
-        scene.pods.field(name, ".status.phase") == "Running"
+        scene.pods.pod(name)["status"]["phase"] == "Running"
     });
     println!("{:>6.1?} {name} starts without the plugin", begin.elapsed());
     assert!(!scene.node.is_chained() && Path::new(RECORD).exists(), "{name}");
-    until("the Event", || pods::events("default", "LinkerdCNIWithdrawn").contains(name));
-    let ready = "-o jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}";
+    until("the Event", || events::messages("default", "LinkerdCNIWithdrawn").contains(name));
     until("the agent is not ready", || {
-        kubectl(&format!("get pods -n {NAMESPACE} -l k8s-app=linkerd-cni {ready}"))
-            .contains("False")
+        agent_pods().iter().any(|agent| api::condition(agent, "Ready") == "False")
     });
 }
 

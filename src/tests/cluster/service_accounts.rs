@@ -4,7 +4,7 @@
 use std::fs;
 
 use crate::helm::NAMESPACE;
-use crate::pods::{command, kubectl};
+use crate::kubectl::{command, kubectl};
 use crate::scene::{OnDrop, Scene};
 
 const ACCOUNTS: [&str; 2] = ["serviceaccount/cni-agent", "serviceaccount/linkerd-cni-plugin"];

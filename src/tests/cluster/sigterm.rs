@@ -16,8 +16,8 @@ use crate::agent::{
 use crate::burst;
 use crate::chart::assert_helm_test_passes;
 use crate::connections::assert_linkerd_check_passes;
-use crate::node::pid_of;
-use crate::pods::kubectl;
+use crate::kubectl::kubectl;
+use crate::node::{self, pid_of};
 use crate::quickstart::assert_quickstart_refuses_upstream_release;
 use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
@@ -50,10 +50,10 @@ fn plugin_is_uninstalled_without_scope_or_release_but_not_without_role_binding()
     let elsewhere = ["--set=nodeSelector.pool=elsewhere"];
     helm.run("upgrade", &[&SHORT_GRACE[..], &elsewhere].concat());
     until_restored("nodeSelector elsewhere");
-    let name = kubectl("get nodes -o name");
-    kubectl(&format!("label {} pool=elsewhere", name.trim()));
+    let name = node::name();
+    kubectl(&format!("label node {name} pool=elsewhere"));
     let label = OnDrop(|| {
-        kubectl(&format!("label {} pool-", name.trim()));
+        kubectl(&format!("label node {name} pool-"));
     });
     until("the plugin is installed again", is_ready);
     assert!(node.is_chained());

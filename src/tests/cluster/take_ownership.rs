@@ -3,14 +3,17 @@
 
 use std::time::Duration;
 
-use crate::agent::wait_for_rollout;
+use serde_json::{Value, json};
+use testkit::chart::Objects;
+
+use crate::agent::{DAEMONSET, wait_for_rollout};
+use crate::api;
 use crate::burst;
 use crate::chart::Applied;
 use crate::documented::{Shell, commands_on_page};
 use crate::helm::{Helm, NAMESPACE};
-use crate::kubectl::kubectl_with_stdin;
+use crate::kubectl::{command, kubectl_with_stdin};
 use crate::node::Node;
-use crate::pods::{command, field};
 use crate::scene::Scene;
 use crate::until::until_within;
 use crate::upstream::{self, Program};
@@ -38,13 +41,13 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
     });
     assert_taken_over(node);
     assert!(
-        container_field(".lifecycle").contains("preStop"),
+        agent_container()["lifecycle"]["preStop"].is_object(),
         "upstream's hook stays, as the page says"
     );
     for patch in commands_on_page("docs/migration.md", |text| text.starts_with("kubectl patch ")) {
         shell.must(&patch);
     }
-    assert_eq!(container_field(".lifecycle"), "");
+    assert_eq!(agent_container()["lifecycle"], Value::Null);
     helm.run("upgrade", &["--set", "logLevel=debug"]);
     helm.remove();
     assert_eq!(node.files(), *before);
@@ -84,12 +87,15 @@ fn apply_upstream(node: &Node, helm: &Helm) -> Applied {
 
 fn assert_taken_over(node: &Node) {
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
-    assert_eq!(container_field(".securityContext.capabilities.drop"), "[\"ALL\"]");
-    assert_eq!(field("clusterrole linkerd-cni", ".rules[*].verbs[*]"), "get get get");
+    let capabilities = &agent_container()["securityContext"]["capabilities"];
+    assert_eq!(capabilities["drop"], json!(["ALL"]));
+    let role = api::get("/apis/rbac.authorization.k8s.io/v1/clusterroles/linkerd-cni");
+    let rules = role["rules"].as_array().unwrap();
+    let verbs: Vec<&Value> = rules.iter().map(|rule| &rule["verbs"]).collect();
+    assert_eq!(json!(verbs), json!([["get"], ["get"], ["get"]]));
 }
 
-/// Returns a field of the agent's container in the DaemonSet.
-fn container_field(path: &str) -> String {
-    let path = format!(".spec.template.spec.containers[0]{path}");
-    field(&format!("daemonset linkerd-cni -n {NAMESPACE}"), &path)
+/// Returns the agent's container in the DaemonSet.
+fn agent_container() -> Value {
+    Objects(vec![api::get(DAEMONSET)]).container("install-cni").clone()
 }

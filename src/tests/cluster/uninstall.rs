@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 
 use crate::agent::{agent, delete_by_force, find_agent, is_ready, wait_for_rollout};
+use crate::api;
 use crate::cni::upstream_entry;
 use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::kubectl::{command, get_items, kubectl, kubectl_with_stdin};
+use crate::kubectl::{kubectl, kubectl_with_stdin};
 use crate::node::{copied_pods, kill_component, restart_api_server};
+use crate::pods;
 use crate::scene::Scene;
 use crate::sigterm::{SHORT_GRACE, until_ended};
 use crate::until::{until, until_within};
@@ -37,10 +39,7 @@ fn assert_restored(scene: &Scene, namespace: &str, what: &str) {
     until_within(GRACE, &format!("{what}: the node is as before"), || {
         scene.node.files() == scene.before
     });
-    until_within(PODS_GONE, &format!("{what}: the pods are gone"), || {
-        let pods = command(&format!("get pods -n {namespace} -o name")).output().unwrap();
-        pods.status.success() && pods.stdout.is_empty()
-    });
+    until_within(PODS_GONE, &format!("{what}: the pods are gone"), || pods::are_gone(namespace));
     println!("{:>6.1?} {what}", begin.elapsed());
     assert_eq!(scene.node.files(), scene.before, "{what}");
     assert_eq!(copied_pods(), [""; 0], "{what}");
@@ -183,7 +182,7 @@ fn plugin_stays_installed_if_the_agents_pod_is_orphaned_or_deleted_by_force() {
     });
     until_within(GRACE, "ready", is_ready);
     let last = agent();
-    kubectl(&format!("delete pod {} -n linkerd-cni", last.pod));
+    api::delete(&format!("{}/{}", pods::path(NAMESPACE), last.pod));
     until_ended(last.pid, "orphaned");
     watcher.finish().assert_always_installed("orphaned pod");
     helm.uninstall();
@@ -214,15 +213,13 @@ fn plugin_stays_installed_if_the_signing_key_is_replaced() {
         if is_noticed {
             until_within(Duration::from_secs(120), "the watch is rejected", || {
                 // Fails while the kubelet, which also restarts, does not know the pod yet.
-                let logs = format!("logs -n linkerd-cni {} -c install-cni", agent().pod);
-                let logs = command(&logs).output().unwrap();
-                String::from_utf8_lossy(&logs.stdout)
-                    .contains("cannot watch the pods of this node: GET")
+                let log = pods::log(NAMESPACE, &agent().pod, "install-cni").unwrap_or_default();
+                log.contains("cannot watch the pods of this node: GET")
             });
         }
         kubectl("rollout restart daemonset/linkerd-cni -n linkerd-cni");
         wait_for_rollout();
-        let pods = get_items("pods -n linkerd-cni");
+        let pods = pods::list(NAMESPACE);
         assert_eq!(pods.len(), 1, "{pods:?}");
         watcher.finish().assert_always_installed("replaced signing key");
         until_within(GRACE, "ready", is_ready);

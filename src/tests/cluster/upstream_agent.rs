@@ -9,7 +9,7 @@ use testkit::upstream_agent::{UpstreamAgent, UpstreamFiles};
 use crate::active;
 use crate::agent::KUBECONFIG;
 use crate::cni::upstream_entry;
-use crate::pods::{self, kubectl};
+use crate::kubectl::{command, kubectl};
 use crate::scene::OnDrop;
 
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
@@ -28,7 +28,7 @@ pub fn create_account() -> OnDrop<impl FnMut()> {
     kubectl(&format!("create clusterrolebinding {ACCOUNT} --clusterrole=view {account}"));
     OnDrop(|| {
         for object in ["serviceaccount", "clusterrolebinding"] {
-            let _ = pods::command(&format!("delete {object} {ACCOUNT} -n default")).output();
+            let _ = command(&format!("delete {object} {ACCOUNT} -n default")).output();
         }
     })
 }

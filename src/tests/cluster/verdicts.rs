@@ -12,11 +12,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use testkit::table::rows;
 
-use crate::agent::is_ready;
-use crate::kubectl::{command, get_items};
+use crate::agent::{agent_pods, is_ready};
 use crate::pod_copy::hand_made;
-use crate::pods::{self, field};
 use crate::scene::Scene;
+use crate::{api, node, pods};
 use states::{State, upgrade};
 
 /// Longest time until a state is reported, or no longer reported. Audits report an unknown pod
@@ -193,7 +192,7 @@ impl Row {
 
     /// Fails as long as `check` still says of the cluster what the row expects.
     fn ended(&self) -> Result<(), String> {
-        if !is_ready() || !field("nodes", NODE_READY).starts_with("True") {
+        if !is_ready() || api::condition(&node::list()[0], "Ready") != "True" {
             return Err("the agent or the node is not ready".to_owned());
         }
         let Some(expected) = &self.check else { return Ok(()) };
@@ -227,8 +226,6 @@ impl Row {
         )
     }
 }
-
-const NODE_READY: &str = ".items[*].status.conditions[?(@.type=='Ready')].status";
 
 /// Names a check that did not succeed, and what it is.
 fn describe(check: &Value) -> String {
@@ -336,7 +333,7 @@ impl Said {
 }
 
 fn expect_event(reason: &str, text: &str) -> Result<(), String> {
-    let events = get_items(&format!("events -A --field-selector=reason={reason}"));
+    let events = api::list(&format!("/api/v1/events?fieldSelector=reason={reason}"));
     let mut messages = events.iter().map(|event| event["message"].as_str().unwrap_or_default());
     if messages.clone().any(|message| message.contains(text)) {
         return Ok(());
@@ -348,12 +345,11 @@ fn expect_event(reason: &str, text: &str) -> Result<(), String> {
 /// expected exactly.
 fn expect_metric(name: &str, least: f64) -> Result<(), String> {
     let mut found = Vec::new();
-    for pod in get_items("pods -n linkerd-cni -l k8s-app=linkerd-cni") {
+    for pod in agent_pods() {
         for port in ["9990", "9991"] {
             let pod = pod["metadata"]["name"].as_str().unwrap();
-            let path = format!("/api/v1/namespaces/linkerd-cni/pods/{pod}:{port}/proxy/metrics");
-            let output = command(&format!("get --raw {path}")).output().unwrap();
-            let metrics = String::from_utf8(output.stdout).unwrap();
+            let path = format!("{}/{pod}:{port}/proxy/metrics", pods::path("linkerd-cni"));
+            let metrics = api::admin().get_text(&path).unwrap_or_default();
             let mut lines = metrics.lines();
             let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
             found.extend(value.map(|value| value.parse::<f64>().unwrap()));

@@ -8,10 +8,11 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::HEALTHY;
-use crate::agent::{Paused, wait_for_rollout};
+use crate::agent::{Paused, delete_plugin_account, wait_for_rollout};
+use crate::api;
 use crate::containers::{address_of, kill_sandbox};
 use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::kubectl::{apply, command, get, kubectl, run_with_stdin};
+use crate::kubectl::command;
 use crate::node::{netns_of, pid_of};
 use crate::pod_copy::hand_made;
 use crate::pods::{self, Pods, container};
@@ -166,11 +167,9 @@ fn late_validator(name: &str) -> Value {
 }
 
 fn until_stranded(pods: &Pods, name: &str) {
-    let validator = ".status.initContainerStatuses[1]";
     until("the validator fails", || {
-        ["lastState", "state"].iter().any(|state| {
-            pods.field(name, &format!("{validator}.{state}.terminated.exitCode")) == "95"
-        })
+        let validator = &pods.pod(name)["status"]["initContainerStatuses"][1];
+        ["lastState", "state"].iter().any(|state| validator[state]["terminated"]["exitCode"] == 95)
     });
 }
 
@@ -185,7 +184,7 @@ fn stranded_while_running() -> State {
     remove_rules(name);
     until_stranded(&pods, name);
     // Pending while the validator runs again.
-    until("the pod's phase is Running", || pods.field(name, ".status.phase") == "Running");
+    until("the pod's phase is Running", || pods.pod(name)["status"]["phase"] == "Running");
     State::of(name, vec![Box::new(pods)])
 }
 
@@ -231,10 +230,9 @@ fn cached_results(name: &str) -> Vec<PathBuf> {
 fn two_disruption_budgets() -> State {
     let pods = Pods::default();
     pods.create(&[stateful_set()]);
-    until("the pod is created", || !pods.field("evicted", ".metadata.uid").is_empty());
     pods.until_ready("evicted");
-    apply(&disruption_budget("none", 0));
-    apply(&disruption_budget("one", 1));
+    api::create(&disruption_budget("none", 0));
+    api::create(&disruption_budget("one", 1));
     remove_rules("evicted");
     let mut state = State::of("evicted", vec![Box::new(pods)]);
     state.pod = "evicted-0".to_owned();
@@ -271,13 +269,13 @@ fn user_without_right(resource: &str) -> State {
     resources.retain(|other| *other != resource);
     let rbac = "rbac.authorization.k8s.io";
     let groups = ["", "apps", rbac];
-    apply(&json!({
+    api::create(&json!({
         "apiVersion": format!("{rbac}/v1"),
         "kind": "ClusterRole",
         "metadata": {"name": USER},
         "rules": [{"apiGroups": groups, "resources": resources, "verbs": ["get", "list"]}],
     }));
-    apply(&json!({
+    api::create(&json!({
         "apiVersion": format!("{rbac}/v1"),
         "kind": "ClusterRoleBinding",
         "metadata": {"name": USER},
@@ -294,7 +292,7 @@ fn user_without_right(resource: &str) -> State {
 // ---- other programs, and the node ----
 
 fn cilium() -> State {
-    apply(&json!({
+    api::create(&json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "cilium-config", "namespace": "kube-system"},
@@ -312,11 +310,11 @@ fn cilium() -> State {
 /// A DaemonSet of upstream's chart in another namespace, whose agent does nothing.
 fn upstream_beside() -> State {
     let namespace = "other-agent";
-    kubectl(&format!("create namespace {namespace}"));
+    pods::create_namespace(namespace);
     let labels = json!({"k8s-app": "linkerd-cni"});
     let mut agent = container("install-cni", 65534, &["pause"]);
     agent["env"] = json!([]);
-    apply(&json!({
+    api::create(&json!({
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
         "metadata": {"name": "linkerd-cni", "namespace": namespace, "labels": labels},
@@ -326,7 +324,7 @@ fn upstream_beside() -> State {
         },
     }));
     State::ended_by(move || {
-        let _ = command(&format!("delete namespace {namespace} --timeout=60s")).output();
+        let _ = api::admin().delete_and_wait(&pods::namespace_path(namespace));
     })
 }
 
@@ -351,14 +349,9 @@ fn broken_network_config() -> State {
 }
 
 fn no_account() -> State {
-    let account = format!("serviceaccount linkerd-cni-plugin -n {NAMESPACE}");
-    let mut object = get(&account);
-    for field in ["uid", "resourceVersion", "creationTimestamp"] {
-        object["metadata"].as_object_mut().unwrap().remove(field);
-    }
-    kubectl(&format!("delete {account}"));
+    let account = delete_plugin_account();
     State::ended_by(move || {
-        let _ = run_with_stdin(&mut command("apply -f -"), &object.to_string());
+        let _ = api::admin().create(&account);
     })
 }
 
