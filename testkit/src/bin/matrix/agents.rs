@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::Value;
-use testkit::cluster::helm::NAMESPACE;
-use testkit::cluster::kubectl::{command, get_items};
+use testkit::cluster::agent;
+use testkit::cluster::pods::is_ready;
 use testkit::repeated::Repeated;
-
-const PODS: &str = "pods -n linkerd-cni -l k8s-app=linkerd-cni";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentPod {
@@ -22,9 +20,7 @@ pub struct AgentPod {
 /// Returns how often the agent has written the network config, according to its log. For clusters
 /// with one agent.
 pub fn logged_writes() -> usize {
-    let logs = format!("logs daemonset/linkerd-cni -n {NAMESPACE}");
-    let log = command(&logs).output().unwrap();
-    String::from_utf8_lossy(&log.stdout).matches("Created CNI config").count()
+    agent::log().matches("Created CNI config").count()
 }
 
 /// Returns the agents by the names of their nodes, without those that are being deleted.
@@ -33,7 +29,7 @@ pub fn by_node() -> BTreeMap<String, AgentPod> {
 }
 
 fn agent_pods() -> Vec<AgentPod> {
-    get_items(PODS).iter().filter_map(AgentPod::from_pod).collect()
+    agent::agent_pods().iter().filter_map(AgentPod::from_pod).collect()
 }
 
 impl AgentPod {
@@ -58,13 +54,6 @@ fn agent_container(pod: &Value) -> Option<&str> {
     let status = statuses.find(|status| status["name"] == "install-cni")?;
     let (_runtime, id) = status["containerID"].as_str()?.split_once("://")?;
     Some(id)
-}
-
-fn is_ready(pod: &Value) -> bool {
-    let Some(conditions) = pod["status"]["conditions"].as_array() else {
-        return false;
-    };
-    conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
 /// What was seen of the agents during an event.

@@ -5,10 +5,12 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use testkit::cluster::agent::DAEMONSET;
 use testkit::cluster::helm::{CHART, Helm, NAMESPACE};
 use testkit::cluster::node::{Files, Node};
-use testkit::cluster::pods::{self, Pods, field};
+use testkit::cluster::pods::{self, Pods};
 use testkit::cluster::watcher::Watcher;
+use testkit::cluster::{api, events};
 use testkit::until::{until, until_within};
 
 use crate::{agents, network};
@@ -34,7 +36,7 @@ pub fn install_beside_exclusive_cilium(node: &Node, helm: &Helm, before: &Files)
     let install = ["install", "linkerd-cni", CHART, "-n", NAMESPACE];
     helm.must(&[&install[..], &["--create-namespace"]].concat());
     until("the Event names the remedy", || {
-        pods::events("default", "LinkerdCNIContention").contains("cni.exclusive=false")
+        events::messages("default", "LinkerdCNIContention").contains("cni.exclusive=false")
     });
     // At no time may the active conflist have the plugin entry without binary and kubeconfig.
     let writes_before = agents::logged_writes();
@@ -43,16 +45,13 @@ pub fn install_beside_exclusive_cilium(node: &Node, helm: &Helm, before: &Files)
     watcher.finish().assert_never_stranded("contention with Cilium");
     let writes = agents::logged_writes() - writes_before;
     assert!((1..=MAX_WRITES).contains(&writes), "{writes} writes in {COUNTED:?}");
-    assert!(
-        ["", "0"].contains(&&*ready_agents()),
-        "the agent is not ready while the entry is removed"
-    );
+    assert_eq!(ready_agents(), 0, "the agent is not ready while the entry is removed");
     let pods = Pods::default();
     pods.start(&[pods::unmeshed("unmeshed")]);
 
     fs::remove_file(EXCLUSIVE).unwrap();
     network::rewrite_config();
-    until_within(Duration::from_secs(60), "the agent is ready", || ready_agents() == "1");
+    until_within(Duration::from_secs(60), "the agent is ready", || ready_agents() == 1);
     pods.start(&[pods::meshed("meshed")]);
     helm.uninstall();
     fs::remove_file(renamed_config).unwrap();
@@ -64,6 +63,7 @@ pub fn install_beside_exclusive_cilium(node: &Node, helm: &Helm, before: &Files)
     )
 }
 
-fn ready_agents() -> String {
-    field(&format!("daemonset linkerd-cni -n {NAMESPACE}"), ".status.numberAvailable")
+fn ready_agents() -> u64 {
+    // A number of 0 is missing.
+    api::get(DAEMONSET)["status"]["numberAvailable"].as_u64().unwrap_or_default()
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use testkit::cluster::active;
+use testkit::cluster::events;
 use testkit::cluster::families::any;
 use testkit::cluster::node::{Files, Node, netns_of};
 use testkit::cluster::pods::{self, Pods};
@@ -129,7 +130,7 @@ pub fn assert_both_restore_their_entries(pods: &Pods) -> String {
     let bound = REWRITES..=2 * REWRITES;
     let is_bounded = bound.contains(&linkerd) && bound.contains(&istio);
     assert!(is_bounded, "writes of linkerd-cni {linkerd}, of Istio {istio}, not {bound:?}");
-    assert_eq!(pods::events("default", "LinkerdCNIContention"), "");
+    assert_eq!(events::messages("default", "LinkerdCNIContention"), "");
     assert_redirected(pods, "both-restored");
     format!(
         "{REWRITES} rewrites in 60 s: {linkerd} writes by the agent, {istio} by Istio's, both \

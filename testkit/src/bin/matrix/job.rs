@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use testkit::cluster::agent::{Paused, agent, kill_agent, wait_for_rollout};
+use testkit::cluster::agent::{Paused, agent, agent_pods, kill_agent, wait_for_rollout};
 use testkit::cluster::burst;
 use testkit::cluster::connections::{
     assert_connections_are_redirected, assert_linkerd_check_passes,
@@ -14,9 +14,9 @@ use testkit::cluster::connections::{
 };
 use testkit::cluster::families::{Family, setting};
 use testkit::cluster::helm::{Helm, NAMESPACE};
-use testkit::cluster::kubectl::command;
+use testkit::cluster::kubectl::kubectl;
 use testkit::cluster::node::{Files, Node};
-use testkit::cluster::pods::{self, Pods, kubectl};
+use testkit::cluster::pods::{self, Pods};
 use testkit::cluster::watcher::Watcher;
 use testkit::until::until_within;
 
@@ -118,34 +118,33 @@ pub fn install(helm: &Helm, args: &[&str]) -> String {
 /// Asserts that the repair controller, which the chart enables by default, repairs the pod in
 /// place.
 fn assert_repaired(pods: &Pods, name: &str) -> String {
-    let uid = pods.field(name, ".metadata.uid");
+    let uid = pods.uid(name);
     let begin = Instant::now();
     pods.until_ready(name);
-    assert_eq!(pods.field(name, ".metadata.uid"), uid, "the pod is replaced");
+    assert_eq!(pods.uid(name), uid, "the pod is replaced");
     format!("in place, ready after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
 /// Returns how often the container of the repair controller was restarted.
-fn controller_restarts() -> String {
-    let path =
-        "{.items[0].status.containerStatuses[?(@.name==\"repair-controller\")].restartCount}";
-    let mut get = command("get pods -n linkerd-cni -l k8s-app=linkerd-cni -o");
-    let output = get.arg(format!("jsonpath={path}")).output().unwrap();
-    String::from_utf8(output.stdout).unwrap()
+fn controller_restarts() -> u64 {
+    let agent = agent_pods().remove(0);
+    let mut statuses = agent["status"]["containerStatuses"].as_array().unwrap().iter();
+    let controller = statuses.find(|status| status["name"] == "repair-controller").unwrap();
+    controller["restartCount"].as_u64().unwrap()
 }
 
 /// Asserts that a pod is repaired that starts after the repair controller, while the plugin is not
 /// chained. The controller's container restarts once, because it does not show netns that were
 /// mounted after its start.
 fn strand_and_repair_a_later_pod(pods: &Pods) -> String {
-    assert_eq!(controller_restarts(), "0", "for the pod that started before");
+    assert_eq!(controller_restarts(), 0, "for the pod that started before");
     let paused = Paused::process(agent().pid);
     network::rewrite_config();
     pods.create(&[pods::validated("beside", "1s")]);
     pods.until_stranded("beside");
     drop(paused);
     let repair = assert_repaired(pods, "beside");
-    assert_eq!(controller_restarts(), "1", "for the pod that started later");
+    assert_eq!(controller_restarts(), 1, "for the pod that started later");
     wait_for_rollout();
     format!("{repair}; the container of the repair controller restarted once")
 }

@@ -10,8 +10,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use testkit::child::{KilledOnDrop, must};
 use testkit::cluster::helm::{Helm, NAMESPACE};
-use testkit::cluster::kubectl::{field, kubectl_with_stdin};
-use testkit::cluster::pods::kubectl;
+use testkit::cluster::kubectl::kubectl_with_stdin;
+use testkit::cluster::{api, node, pods};
 
 use crate::agents;
 use crate::checks::Checks;
@@ -108,8 +108,8 @@ impl Results {
 fn count_adds() -> [u64; 3] {
     let mut sum = [0; 3];
     for agent in agents::by_node().into_values() {
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{}:9991/proxy/metrics", agent.name);
-        let metrics = kubectl(&format!("get --raw {path}"));
+        let path = format!("{}/{}:9991/proxy/metrics", pods::path(NAMESPACE), agent.name);
+        let metrics = api::admin().get_text(&path).unwrap();
         for (sum, result) in sum.iter_mut().zip(["redirected", "skipped", "failed"]) {
             let name = "linkerd_cni_plugin_requests_total";
             let start = format!("{name}{{command=\"ADD\",result=\"{result}\"}} ");
@@ -126,7 +126,8 @@ struct Dns(#[expect(dead_code)] KilledOnDrop, #[expect(dead_code)] TempDir);
 impl Dns {
     fn start() -> Dns {
         let directory = TempDir::new().unwrap();
-        let node = field("nodes", ".items[0].status.addresses[0].address");
+        let node = node::list().remove(0);
+        let address = node["status"]["addresses"][0]["address"].as_str().unwrap();
         let kubeconfig = std::env::var("KUBECONFIG").unwrap();
         let corefile = directory.path().join("Corefile");
         let text = format!(
@@ -136,7 +137,7 @@ impl Dns {
         fs::write(&corefile, text).unwrap();
         let dns = Command::new("coredns").arg("-conf").arg(&corefile).spawn();
         let dns = dns.expect("coredns runs; scripts/tools coredns builds it");
-        kubectl_with_stdin("apply -f -", &include_str!("dns.yaml").replace("NODE", &node));
+        kubectl_with_stdin("apply -f -", &include_str!("dns.yaml").replace("NODE", address));
         Dns(KilledOnDrop(dns), directory)
     }
 }

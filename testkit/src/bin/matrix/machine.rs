@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use testkit::child::script;
+use testkit::cluster::api;
 use testkit::cluster::node::{Files, files_of};
-use testkit::cluster::pods::field;
 use testkit::cluster::watcher::Watcher;
 
 pub struct Machine {
@@ -50,8 +50,9 @@ impl Machine {
     }
 
     pub fn has_taint(&self, key: &str) -> bool {
-        let keys = field(&format!("node {}", self.name), ".spec.taints[*].key");
-        keys.split(' ').any(|taint| taint == key)
+        let node = api::get(&format!("/api/v1/nodes/{}", self.name));
+        let mut taints = node["spec"]["taints"].as_array().into_iter().flatten();
+        taints.any(|taint| taint["key"] == key)
     }
 
     /// Lets the scheduler place the pod only on this node.

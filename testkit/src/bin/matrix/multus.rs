@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use testkit::chart::yaml;
 use testkit::cluster::families::Family;
 use testkit::cluster::helm::{Helm, NAMESPACE};
-use testkit::cluster::kubectl::{get, kubectl_with_stdin};
+use testkit::cluster::kubectl::{kubectl, kubectl_with_stdin};
 use testkit::cluster::node::{Files, Netns, Node, netns_of};
-use testkit::cluster::pods::{self, Pods, apply, kubectl};
+use testkit::cluster::pods::{self, Pods};
 use testkit::until::until;
 
 use crate::{network, primary_cni};
@@ -35,7 +35,7 @@ pub fn start_with_second_network(pods: &Pods) -> String {
     let mut attachment = objects["attachment"].clone();
     config["ipam"]["ranges"] = ranges.into();
     attachment["spec"]["config"] = config.to_string().into();
-    apply(&attachment);
+    kubectl_with_stdin("apply -f -", &attachment.to_string());
     pods.start(&[
         attached(pods::meshed("two-networks"), "default/second"),
         pods::meshed("one-network"),
@@ -99,8 +99,7 @@ pub fn annotate_by_policy(helm: &Helm, pods: &Pods) -> String {
     for (pod, annotation) in &cases {
         let name = pod["metadata"]["name"].as_str().unwrap();
         pods.start(std::slice::from_ref(pod));
-        let created = get(&format!("pod -n {name} {name}"));
-        assert_eq!(networks_of(&created), annotation, "{name}");
+        assert_eq!(networks_of(&pods.pod(name)), annotation, "{name}");
         if annotation.is_string() {
             pods.assert_answers("unnamed", name, "proxy-inbound");
             assert_one_set_of_rules(&netns_of(&pods.ip(name)));

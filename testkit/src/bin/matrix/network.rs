@@ -3,12 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use testkit::chart::yaml;
 use testkit::child::script;
 use testkit::cluster::families::Family;
+use testkit::cluster::kubectl::{kubectl, kubectl_with_stdin};
 use testkit::cluster::node::Files;
-use testkit::cluster::pods::{Pods, apply, kubectl};
+use testkit::cluster::pods::Pods;
 use testkit::until::until_within;
 
 /// Calico's credential. Its content changes, because Calico's daemon and init container write the
@@ -58,15 +59,15 @@ pub fn policies(pods: &Pods) -> String {
     let to_meshed = |port| pods.connect("unmeshed", "app", &family.to(&meshed, port));
     let from_proxy = || pods.connect("meshed", "linkerd-proxy", &family.to(&unmeshed, 8080));
 
-    apply(&policy("Ingress", 8080));
+    apply_policy("Ingress", 8080);
     until_within(POLICY, "port 9999 is denied", || to_meshed(9999) == "timeout");
     // The policy allows the app's port.
     pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
 
-    apply(&policy("Ingress", 4143));
+    apply_policy("Ingress", 4143);
     until_within(POLICY, "the app's port is denied", || to_meshed(8080) == "timeout");
 
-    apply(&policy("Egress", 9999));
+    apply_policy("Egress", 9999);
     until_within(POLICY, "the proxy's connections are denied", || from_proxy() == "timeout");
     // This policy has replaced that for ingress, so inbound connections are allowed again.
     // Connections from the app to its proxy do not leave the pod, so no policy applies to them.
@@ -78,10 +79,10 @@ pub fn policies(pods: &Pods) -> String {
     "they see the ports from before the redirection".to_owned()
 }
 
-fn policy(direction: &str, port: u16) -> Value {
+fn apply_policy(direction: &str, port: u16) {
     let rules = direction.to_lowercase();
     let mut policy = yaml(include_str!("policy.yaml"));
     policy["spec"]["policyTypes"] = json!([direction]);
     policy["spec"][rules] = json!([{"ports": [{"port": port, "protocol": "TCP"}]}]);
-    policy
+    kubectl_with_stdin("apply -f -", &policy.to_string());
 }

@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 use testkit::cluster::agent::{Paused, is_agent, process_of, wait_for_rollout};
 use testkit::cluster::containers::{address_of, answer_of, cached_add};
 use testkit::cluster::helm::Helm;
+use testkit::cluster::kubectl::kubectl;
 use testkit::cluster::node::Node;
-use testkit::cluster::pods::{self, Pods, field, kubectl};
+use testkit::cluster::pods::{self, Pods};
+use testkit::cluster::{api, events};
 use testkit::until::{until, until_found, until_within};
 
 use crate::checks::Checks;
@@ -67,8 +69,11 @@ fn assert_running_pod_is_repaired(pods: &Pods) -> String {
     let begin = Instant::now();
     let ip = pods.ip("running");
     until("the pod is redirected", || answer_of(&ip).as_deref() == Some("proxy-inbound"));
-    let restarts = pods.field("running", ".status.containerStatuses[*].restartCount");
-    assert_eq!((restarts, pods.ip("running")), ("0 0".to_owned(), ip), "the same containers");
+    let pod = pods.pod("running");
+    let statuses = pod["status"]["containerStatuses"].as_array().unwrap();
+    let restarts: Vec<&Value> = statuses.iter().map(|status| &status["restartCount"]).collect();
+    assert_eq!(json!(restarts), json!([0, 0]), "the same containers");
+    assert_eq!(pods.ip("running"), ip, "the same pod");
     format!("in place, redirected after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
@@ -100,7 +105,10 @@ fn restart_all_containers(pods: &Pods) -> String {
         "action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [0]},
     }]);
     pods.start(&[pod]);
-    let container = |kind: &str| pods.field("restarted", &format!(".status.{kind}[0].containerID"));
+    let container = |kind: &str| {
+        let pod = pods.pod("restarted");
+        pod["status"][kind][0]["containerID"].as_str().unwrap_or_default().to_owned()
+    };
     let app = container("containerStatuses");
     let validator = container("initContainerStatuses");
     let netns = cached_add("restarted").unwrap()["result"].clone();
@@ -114,7 +122,7 @@ fn restart_all_containers(pods: &Pods) -> String {
     assert_eq!(answer_of(&pods.ip("restarted")).as_deref(), Some("proxy-inbound"));
     thread::sleep(Duration::from_secs(3 * AUDIT));
     for reason in ["LinkerdCNIRulesMissing", "LinkerdCNINotConfigured"] {
-        assert_eq!(pods::events("restarted", reason), "", "{reason}");
+        assert_eq!(events::messages("restarted", reason), "", "{reason}");
     }
     "validator and proxy ran again in the same netns; redirected, no repair".to_owned()
 }
@@ -124,7 +132,7 @@ fn restart_all_containers(pods: &Pods) -> String {
 fn reboot(times: usize, pods: &Pods) -> String {
     kubectl("delete namespace running validated restarted --timeout=120s");
     pods.start(&MESHED.map(|name| pods::validated(name, "1s")));
-    let uids = || MESHED.map(|name| pods.field(name, ".metadata.uid"));
+    let uids = || MESHED.map(|name| pods.uid(name));
     let pods_before = uids();
     let mut longest = Duration::ZERO;
     for number in 1..=times {
@@ -177,21 +185,23 @@ fn reboot(times: usize, pods: &Pods) -> String {
 }
 
 /// Returns how often the validator of each meshed pod was restarted.
-fn validator_restarts() -> Vec<u32> {
-    let counts = meshed_statuses(".initContainerStatuses[0].restartCount");
-    counts.iter().map(|count| count.parse().unwrap()).collect()
+fn validator_restarts() -> Vec<u64> {
+    let statuses = meshed_statuses();
+    let validators = statuses.iter().map(|status| &status["initContainerStatuses"][0]);
+    validators.filter_map(|validator| validator["restartCount"].as_u64()).collect()
 }
 
 /// Returns when the running app of each meshed pod was started. Apps that do not run are left out.
 fn app_start_times() -> Vec<String> {
-    meshed_statuses(".containerStatuses[0].state.running.startedAt")
+    let statuses = meshed_statuses();
+    let apps = statuses.iter().map(|status| &status["containerStatuses"][0]["state"]["running"]);
+    apps.filter_map(|app| Some(app["startedAt"].as_str()?.to_owned())).collect()
 }
 
-/// Returns a field of the status of all meshed pods.
-fn meshed_statuses(name: &str) -> Vec<String> {
-    let label = "linkerd.io/control-plane-ns=linkerd";
-    let fields = field(&format!("pods -A -l {label}"), &format!(".items[*].status{name}"));
-    fields.split_whitespace().map(str::to_owned).collect()
+/// Returns the status of each meshed pod.
+fn meshed_statuses() -> Vec<Value> {
+    let pods = api::list("/api/v1/pods?labelSelector=linkerd.io/control-plane-ns=linkerd");
+    pods.into_iter().map(|mut pod| pod["status"].take()).collect()
 }
 
 /// Returns the ID of the pod's sandbox.
@@ -206,11 +216,12 @@ fn is_redirected(name: &str, reboot: usize) -> bool {
     responder.as_deref() == Some("proxy-inbound")
 }
 
-/// Returns the exit codes of the validators of failed pods. Fails if one of them is not 95.
-fn failed_with_95(namespace: &str) -> Vec<String> {
-    let exit = ".items[*].status.initContainerStatuses[0].state.terminated.exitCode";
-    let codes = field(&format!("pods -n {namespace} --field-selector=status.phase=Failed"), exit);
-    let codes: Vec<String> = codes.split_whitespace().map(str::to_owned).collect();
-    assert!(codes.iter().all(|code| code == "95"), "{codes:?}");
-    codes
+/// Returns the failed pods. Fails if the validator of one of them has another exit code than 95.
+fn failed_with_95(namespace: &str) -> Vec<Value> {
+    let failed = api::list(&format!("{}?fieldSelector=status.phase=Failed", pods::path(namespace)));
+    for pod in &failed {
+        let validator = &pod["status"]["initContainerStatuses"][0]["state"]["terminated"];
+        assert_eq!(validator["exitCode"], 95, "{pod}");
+    }
+    failed
 }

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use testkit::cluster::agent::wait_for_rollout;
 use testkit::cluster::families::{Family, setting};
+use testkit::cluster::kubectl::kubectl;
 use testkit::cluster::leftovers::remove_leftovers;
-use testkit::cluster::node::{Files, Node, kill_component, start_missing_components};
-use testkit::cluster::pods::{self, Pods, field, kubectl};
+use testkit::cluster::node::{self, Files, Node, kill_component, start_missing_components};
+use testkit::cluster::pods::{self, Pods};
 use testkit::until::until_within;
 
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
@@ -69,7 +70,11 @@ pub fn remove_kept_binary(node: &Node, before: &Files) -> String {
 
 /// Restarts the runtime. Checks that running pods keep their containers, and that new pods start.
 pub fn restart(pods: &Pods) -> String {
-    let containers = || pods.field("meshed", ".status.containerStatuses[*].containerID");
+    let containers = || {
+        let pod = pods.pod("meshed");
+        let statuses = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
+        statuses.iter().map(|status| status["containerID"].clone()).collect::<Vec<_>>()
+    };
     let before = containers();
     let begin = Instant::now();
     kill_component(&component());
@@ -84,7 +89,9 @@ pub fn restart(pods: &Pods) -> String {
 }
 
 pub fn has_user_namespaces() -> bool {
-    field("nodes", ".items[*].status.runtimeHandlers[*].features.userNamespaces").contains("true")
+    let nodes = node::list();
+    let handlers = nodes.iter().flat_map(|node| node["status"]["runtimeHandlers"].as_array());
+    handlers.flatten().any(|handler| handler["features"]["userNamespaces"] == true)
 }
 
 /// Checks a pod in a user namespace. The proxy's UID is exempt as in any pod, because nf_tables

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 use testkit::cluster::agent::process_of;
+use testkit::cluster::events;
 use testkit::cluster::families::{Family, state};
 use testkit::cluster::helm::Helm;
-use testkit::cluster::kubectl::get_items;
-use testkit::cluster::pods::{self, Pods, kubectl};
+use testkit::cluster::kubectl::kubectl;
+use testkit::cluster::pods::{self, Pods};
 use testkit::until::{until, until_within};
 
 use crate::agents::{self, AgentPod, SeenAgents};
@@ -81,7 +82,7 @@ fn install(helm: &Helm, pods: &Pods, nodes: [&Machine; 2]) -> String {
 /// controllers of other nodes send no API request about it.
 fn assert_repaired_by_its_own_node(pods: &Pods, node: &Machine) -> String {
     pods.until_ready("stranded");
-    let uid = pods.field("stranded", ".metadata.uid");
+    let uid = pods.uid("stranded");
     let agent = agents::by_node()[&node.name].name.clone();
     let event = only_event("stranded", "LinkerdCNINotConfigured");
     assert_eq!(event["involvedObject"]["uid"], *uid, "{event}");
@@ -101,8 +102,11 @@ fn assert_pod_waits_for_agent(pods: &Pods, third: &Machine, image: &Path) -> Str
     let name = third.name.as_str();
     pods.create(&[third.only(pods::native_sidecar("patient"))]);
     until("the agent's pod is on the new node", || agents::by_node().contains_key(name));
-    let reason = r#".status.conditions[?(@.type=="PodScheduled")].reason"#;
-    until("the scheduler rejects the pod", || pods.field("patient", reason) == "Unschedulable");
+    until("the scheduler rejects the pod", || {
+        let pod = pods.pod("patient");
+        let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        conditions.any(|condition| condition["reason"] == "Unschedulable")
+    });
     assert!(third.has_taint(TAINT));
     assert!(!third.has_plugin());
     let agents = agents::by_node();
@@ -111,8 +115,8 @@ fn assert_pod_waits_for_agent(pods: &Pods, third: &Machine, image: &Path) -> Str
     until("the startup taint is removed", || !third.has_taint(TAINT));
     assert!(third.has_plugin());
     pods.until_ready("patient");
-    let restarts = pods.field("patient", ".status.initContainerStatuses[0].restartCount");
-    assert_eq!(restarts, "0", "the validator passed at its first try");
+    let validator = &pods.pod("patient")["status"]["initContainerStatuses"][0];
+    assert_eq!(validator["restartCount"], 0, "the validator passed at its first try");
     assert_others_are_same(name, &agents);
     let seconds = begin.elapsed().as_secs_f64();
     format!(
@@ -352,9 +356,8 @@ fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
 /// Waits for the Event with this reason, and returns it. Panics if there are several such Events,
 /// or if the Event was sent more than once.
 fn only_event(namespace: &str, reason: &str) -> Value {
-    let events = || get_items(&format!("events -n {namespace} --field-selector=reason={reason}"));
-    until("the Event", || !events().is_empty());
-    let mut events = events();
+    until("the Event", || !events::list(namespace, reason).is_empty());
+    let mut events = events::list(namespace, reason);
     assert_eq!(events.len(), 1, "{events:?}");
     let event = events.remove(0);
     // An Event that was sent once may have neither number.

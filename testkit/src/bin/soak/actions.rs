@@ -14,7 +14,7 @@ use testkit::cluster::active;
 use testkit::cluster::agent::{self, KUBECONFIG, Paused};
 use testkit::cluster::containers::ctr;
 use testkit::cluster::helm::NAMESPACE;
-use testkit::cluster::kubectl::{get, kubectl};
+use testkit::cluster::kubectl::kubectl;
 use testkit::cluster::node::{
     COPY, copied_pods, kill_component, netns_of, pid_of, replace, restart_api_server,
     start_missing_components,
@@ -256,7 +256,7 @@ fn damage_file(path: &Path, rng: &mut StdRng) {
 }
 
 fn cut_watch(world: &mut World) {
-    let agent = get(&format!("pod {} -n {NAMESPACE}", agent::agent().pod));
+    let agent = agent::agent_pods().remove(0);
     let netns = netns_of(agent["status"]["podIP"].as_str().expect("the agent runs"));
     let input = dropping_chain("input", "sport");
     let output = dropping_chain("output", "dport");

@@ -10,8 +10,9 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 use testkit::cluster::agent::{self, KUBECONFIG, Paused, token, with_token};
+use testkit::cluster::api;
 use testkit::cluster::helm::NAMESPACE;
-use testkit::cluster::kubectl::{field, run_with_stdin};
+use testkit::cluster::kubectl::run_with_stdin;
 use testkit::cluster::node::{COPY, replace};
 
 use crate::outages::{self, Cause};
@@ -69,7 +70,7 @@ pub fn replace_with_invalid(world: &World, validity: Validity) {
 fn signed_token(validity: Validity) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs();
     let at = |seconds: i64| now.saturating_add_signed(seconds);
-    let uid = field(&format!("serviceaccount {ACCOUNT} -n {NAMESPACE}"), ".metadata.uid");
+    let uid = api::get(agent::PLUGIN_ACCOUNT)["metadata"]["uid"].take();
     let issuer = "https://kubernetes.default.svc.cluster.local";
     let claims = json!({
         "iss": issuer, "aud": [issuer],

@@ -28,7 +28,6 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::json;
 use testkit::cluster::helm::Helm;
-use testkit::cluster::kubectl::kubectl;
 use testkit::cluster::node::{self, Files, Node};
 use testkit::cluster::{active, pods};
 
@@ -70,8 +69,7 @@ fn main() -> ExitCode {
     let node = Node::exclusive();
     let before = node.files();
     let original = fs::read_to_string(active::path("").expect("there is a conflist")).unwrap();
-    kubectl(&format!("create namespace {}", load::NAMESPACE));
-    pods::until_account(load::NAMESPACE);
+    pods::create_namespace(load::NAMESPACE);
 
     let helm = Helm::new();
     ledger::begin_action("helm install");

@@ -10,7 +10,7 @@ use testkit::OnDrop;
 use testkit::cluster::active::{self, State};
 use testkit::cluster::agent;
 use testkit::cluster::helm::{Helm, NAMESPACE};
-use testkit::cluster::pods::command;
+use testkit::cluster::kubectl::command;
 
 use crate::api::Api;
 use crate::ledger::{self, Invariant};
