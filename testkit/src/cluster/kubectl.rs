@@ -1,10 +1,9 @@
-//! kubectl, with a command line and with text on its stdin.
+//! kubectl, with a command line and with text on its stdin: for what users type, and for what takes
+//! several requests. Tests read and poll through [`super::api`], which starts no process.
 
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 use std::thread;
-
-use serde_json::Value;
 
 use crate::child::{must, stdout_of};
 
@@ -14,34 +13,10 @@ pub fn kubectl(line: &str) -> String {
     must(&mut command(line))
 }
 
-/// Returns what `kubectl get` prints as JSON.
-pub fn get(what: &str) -> Value {
-    serde_json::from_str(&kubectl(&format!("get {what} -o json"))).unwrap()
-}
-
-pub fn get_items(what: &str) -> Vec<Value> {
-    serde_json::from_value(get(what)["items"].take()).unwrap()
-}
-
-/// Returns a field of the objects that `kubectl get` finds, by the JSONPath of the field. Empty if
-/// the field is missing. Panics if kubectl fails.
-pub fn field(what: &str, path: &str) -> String {
-    must(command(&format!("get {what} -o")).arg(format!("jsonpath={{{path}}}")))
-}
-
 pub fn command(line: &str) -> Command {
     let mut command = Command::new("kubectl");
     command.args(line.split_whitespace());
     command
-}
-
-/// Runs kubectl with the words of a line, and returns whether it succeeds.
-pub fn succeeds(line: &str) -> bool {
-    command(line).output().unwrap().status.success()
-}
-
-pub fn apply(object: &Value) {
-    kubectl_with_stdin("apply -f -", &object.to_string());
 }
 
 /// Runs kubectl with `text` as its stdin, and returns its stdout. If kubectl fails, panics with its

@@ -8,8 +8,7 @@ use serde_json::{Value, json};
 
 use super::api;
 use super::families::{self, Family};
-use super::kubectl::succeeds;
-pub use super::kubectl::{apply, command, field, kubectl};
+use super::kubectl::{command, kubectl};
 use crate::OnDrop;
 use crate::chart::yaml;
 use crate::until::{becomes_true, until, until_some, until_within};
@@ -59,14 +58,6 @@ impl Pods {
     pub fn pod(&self, name: &str) -> Value {
         let pods = api::admin().get(&path(name)).unwrap_or_default();
         pods["items"][0].clone()
-    }
-
-    /// Returns a field of the pod in the namespace `name`. Empty if there is no pod or no such
-    /// field.
-    pub fn field(&self, name: &str, jsonpath: &str) -> String {
-        let path = format!("jsonpath={{.items[0]{jsonpath}}}");
-        let output = command(&format!("get pods -n {name} -o {path}")).output();
-        String::from_utf8(output.unwrap().stdout).unwrap()
     }
 
     /// Returns the UID of the pod in the namespace `name`. Empty if there is no pod.
@@ -162,10 +153,6 @@ impl Drop for Pods {
     }
 }
 
-pub fn apply_all(pods: impl Iterator<Item = Value>) {
-    apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}));
-}
-
 /// Returns the path of the pods in a namespace.
 pub fn path(namespace: &str) -> String {
     format!("{}/pods", namespace_path(namespace))
@@ -224,18 +211,6 @@ pub fn create_namespace(name: &str) {
     until("the namespace is created", || api::admin().create(&namespace).is_ok());
     let account = format!("{}/serviceaccounts/default", namespace_path(name));
     until("the namespace's account", || api::admin().get(&account).is_ok());
-}
-
-/// Waits until the namespace has its ServiceAccount `default`, without which no pod can be created.
-pub fn until_account(namespace: &str) {
-    let get = format!("get serviceaccount default -n {namespace}");
-    until("the namespace's account", || succeeds(&get));
-}
-
-/// Returns the messages of the Events with this reason.
-pub fn events(namespace: &str, reason: &str) -> String {
-    let events = format!("events -n {namespace} --field-selector reason={reason}");
-    field(&events, ".items[*].message")
 }
 
 pub fn in_default(mut pod: Value) -> Value {
