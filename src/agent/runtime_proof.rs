@@ -9,6 +9,7 @@
 //! `docs/decisions/0014-withdraw-only-on-an-event.md`.
 
 pub mod evidence;
+pub mod evidence_search;
 pub mod sandbox;
 mod stuck_pods;
 

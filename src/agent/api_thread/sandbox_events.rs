@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use super::ApiHandle;
 use super::worker::{Worker, retry_after};
-use crate::agent::runtime_proof::evidence;
+use crate::agent::runtime_proof::evidence_search::Moment;
 use crate::agent::runtime_proof::{Answer, Chain, ChainState, Question, RuntimeProof};
 use crate::agent::settings::Settings;
 use crate::agent::status_body::RuntimeStatus;
@@ -142,7 +142,7 @@ impl Worker {
         self.log_event_list(None);
         let node = self.api.settings.node_name.as_deref();
         let since = question.chain.since;
-        match evidence::find(&events, pod, node, since, SystemTime::now()) {
+        match self.evidence_search.find(&events, pod, node, since, Moment::now()) {
             Some(evidence) => Answer::CannotRun(evidence),
             None => Answer::SaysNothing,
         }

@@ -11,6 +11,7 @@ use super::ApiHandle;
 use super::node_readiness::NodeReadiness;
 use super::startup_taint::StartupTaint;
 use crate::agent::identity::USER_AGENT;
+use crate::agent::runtime_proof::evidence_search::{EvidenceSearch, Moment};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::{self, Deadlines, RESPONSE_TIMEOUT, Retry};
 
@@ -32,6 +33,7 @@ pub struct Worker {
     /// Connection with the kubeconfig on the host, as the plugin connects.
     pub plugin_connection: Connection,
     startup_taint: StartupTaint,
+    pub evidence_search: EvidenceSearch,
     /// Whether the last list of a pod's Events failed.
     pub event_list_fails: bool,
     /// Whether the API server was unreachable in a check since its name was resolved.
@@ -49,6 +51,7 @@ impl Worker {
             own_connection: Connection::new(source, USER_AGENT, deadlines),
             plugin_connection: Connection::new(kubeconfig, USER_AGENT, deadlines),
             startup_taint: StartupTaint::new(&api.settings, Instant::now()),
+            evidence_search: EvidenceSearch::new(Moment::now()),
             event_list_fails: false,
             is_unreachable: false,
             address_changed: None,

@@ -14,6 +14,7 @@
 //! [`FindInPath`]: https://github.com/containernetworking/cni/blob/v1.3.0/pkg/invoke/find.go#L25-L48
 //! [`pluginErr`]: https://github.com/containernetworking/cni/blob/v1.3.0/pkg/invoke/raw_exec.go
 
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use super::SETTLING_TIME;
@@ -39,37 +40,41 @@ const LASTING_CAUSES: [&str; 4] = [
     "operation not permitted",
 ];
 
-/// Finds evidence among the `events` of `pod`: Events of the kubelet of `node` that show two
-/// failures, both after the last change of the chain. `node` is `None` if the agent does not know
-/// the name of its node. Times after `now` are ignored: the kubelet has the same clock.
-pub fn find(
+/// Returns the failures among the `events` of `pod`, by the node's clock: Events in which the kubelet
+/// of `node` says that the runtime could not run the plugin. `node` is `None` if the agent does not
+/// know the name of its node.
+pub fn failures(
     events: &[PodEvent],
     pod: &PodRef,
     node: Option<&str>,
-    chained_since: SystemTime,
-    now: SystemTime,
-) -> Option<Evidence> {
-    let mut oldest: Option<SystemTime> = None;
-    let mut newest: Option<(SystemTime, Evidence)> = None;
+) -> BTreeMap<SystemTime, Evidence> {
+    let mut failures = BTreeMap::new();
     for event in events {
         if !is_of_kubelet(event, node) {
             continue;
         }
         let Some(evidence) = read_evidence(event, pod) else { continue };
         for date in event.dates() {
-            if date <= chained_since + SETTLING_TIME || date > now {
-                continue;
-            }
-            oldest = Some(oldest.map_or(date, |oldest| oldest.min(date)));
-            if newest.as_ref().is_none_or(|(newest, _)| date > *newest) {
-                newest = Some((date, evidence.clone()));
-            }
+            failures.entry(date).or_insert_with(|| evidence.clone());
         }
     }
-    let (newest, evidence) = newest?;
-    let is_lasting = newest >= oldest? + BETWEEN_FAILURES;
-    let is_recent = now <= newest + NEWEST_AGE;
-    if is_lasting && is_recent { Some(evidence) } else { None }
+    failures
+}
+
+/// Returns the newest failure, if two failures after `since` are evidence. Times after `now` are
+/// ignored: the kubelet has the same clock.
+pub fn judge(
+    failures: &BTreeMap<SystemTime, Evidence>,
+    since: SystemTime,
+    now: SystemTime,
+) -> Option<Evidence> {
+    let counts = |date: &SystemTime| *date > since + SETTLING_TIME && *date <= now;
+    let mut counted = failures.iter().filter(|(date, _)| counts(date));
+    let (oldest, _) = counted.next()?;
+    let (newest, evidence) = counted.next_back()?;
+    let is_lasting = *newest >= *oldest + BETWEEN_FAILURES;
+    let is_recent = now <= *newest + NEWEST_AGE;
+    if is_lasting && is_recent { Some(evidence.clone()) } else { None }
 }
 
 /// Returns what the Event shows, if it says that the runtime could not run the plugin.
@@ -155,10 +160,14 @@ mod tests {
         UNIX_EPOCH + Duration::from_secs(seconds)
     }
 
+    /// Finds evidence against a chain that is in place since second 100.
+    fn find(events: &[PodEvent], now: u64) -> Option<Evidence> {
+        judge(&failures(events, &pod(), Some("node-1")), at(100), at(now))
+    }
+
     /// Finds evidence in an Event that is repeated after 6 s.
     fn found(seconds: u64, change: impl Fn(&mut Value)) -> Option<Evidence> {
-        let events = [event(seconds, &change), event(seconds + 6, &change)];
-        find(&events, &pod(), Some("node-1"), at(100), at(120))
+        find(&[event(seconds, &change), event(seconds + 6, &change)], 120)
     }
 
     #[test]
@@ -196,11 +205,10 @@ mod tests {
             ("long ago", vec![103, 108], 229, false),
         ] {
             let events: Vec<_> = dates.into_iter().map(|date| event(date, |_| {})).collect();
-            let evidence = find(&events, &pod(), Some("node-1"), at(100), at(now));
-            assert_eq!(evidence.is_some(), expected, "{name}");
+            assert_eq!(find(&events, now).is_some(), expected, "{name}");
         }
         let series = event(108, |event| event["firstTimestamp"] = json!("1970-01-01T00:01:43Z"));
-        assert!(find(&[series], &pod(), Some("node-1"), at(100), at(120)).is_some(), "a series");
+        assert!(find(&[series], 120).is_some(), "a series");
     }
 
     /// A row of `evidence.yaml`.
