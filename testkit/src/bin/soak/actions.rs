@@ -24,7 +24,7 @@ use crate::ledger::{self, Invariant};
 use crate::load::started_without_api;
 use crate::outages::{self, Cause};
 use crate::world::{World, make_immutable};
-use crate::{credential, running};
+use crate::{credential, running, runtime_dir};
 
 #[derive(Clone, Copy)]
 pub struct Action {
@@ -38,7 +38,7 @@ const fn action(name: &'static str, keeps_agent: bool, perform: fn(&mut World)) 
     Action { name, keeps_agent, perform }
 }
 
-pub const ACTIONS: [Action; 20] = [
+pub const ACTIONS: [Action; 21] = [
     action("agent killed (SIGKILL)", false, kill_agent),
     action("agent pod deleted", false, delete_pod),
     action("API server killed, started again", true, kill_api_server),
@@ -63,6 +63,7 @@ pub const ACTIONS: [Action; 20] = [
     action("helm rollback", false, rollback),
     action("kubectl rollout restart", false, rollout_restart),
     action("containerd killed, started again", true, restart_containerd),
+    action("runtime's plugin directory swapped, agent killed", false, runtime_dir::swap),
 ];
 
 /// Longest time until containerd serves pods again.

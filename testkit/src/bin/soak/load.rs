@@ -37,6 +37,14 @@ const LAST_END: Duration = LAST_START.saturating_add(END).saturating_add(RETRY);
 /// was down.
 static STARTED_WITHOUT_API: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
+/// Number of unmeshed pods that have responded.
+static UNMESHED_STARTS: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns the number of unmeshed pods that have responded since the start of the soak.
+pub fn unmeshed_starts() -> usize {
+    UNMESHED_STARTS.load(Ordering::Relaxed)
+}
+
 /// Returns the numbers in [`STARTED_WITHOUT_API`].
 pub fn started_without_api() -> [usize; 2] {
     STARTED_WITHOUT_API.each_ref().map(|count| count.load(Ordering::Relaxed))
@@ -146,6 +154,9 @@ impl Load {
                     running::insert(&pod.name, &sandbox.netns);
                 }
                 pod.start_time = pod.undisturbed_start_time();
+                if !pod.is_meshed() {
+                    UNMESHED_STARTS.fetch_add(1, Ordering::Relaxed);
+                }
                 if pod.without_api && outages::is_open(Cause::ApiServer) {
                     STARTED_WITHOUT_API[usize::from(pod.is_meshed())]
                         .fetch_add(1, Ordering::Relaxed);
@@ -206,8 +217,9 @@ impl Load {
             // Pods that were created and responded while the API server was down.
             "unmeshed_without_api": started_without_api()[0],
             "meshed_without_api": started_without_api()[1],
-            // Pods that started while another writer had removed the plugin entry. The repair
-            // controller repaired them.
+            // Pods that started while the plugin entry was missing: another writer had removed it,
+            // or the agent, because the runtime could not run the plugin. The repair controller
+            // repaired them.
             "repaired": meshed.iter().filter(|pod| pod.repaired).count(),
             "rule_checks": rule_checks,
             // Time from the creation of a pod until it responds, for pods that no outage held back.

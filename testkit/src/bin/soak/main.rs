@@ -12,6 +12,7 @@ mod pod;
 mod reader;
 mod resources;
 mod running;
+mod runtime_dir;
 mod seeded;
 mod world;
 
@@ -81,7 +82,7 @@ fn main() -> ExitCode {
     let reader = reader::start();
     let sampler = resources::start();
     let load = load::start(StdRng::from_rng(&mut rng), options.seeded);
-    let mut world = World { helm, api: api::Api::new(), rng, original };
+    let mut world = World { helm, api: api::Api::new(), rng, original, node };
     let duration = Duration::from_secs_f64(options.minutes * 60.0);
     match options.seeded {
         Some(bug) => seeded::run(bug, duration),
@@ -92,10 +93,10 @@ fn main() -> ExitCode {
     thread::sleep(Duration::from_secs(5));
     let mut pods = load.finish().end();
     let resources = resources::growths(&sampler.finish());
-    uninstall(&world, &node, &before);
+    uninstall(&world, &before);
     let reads = reader.finish().reads;
     // Failed ADDs of meshed pods are no violations, because kubelet has retried them.
-    pods["failed_tries"] = ledger::check_kubelet_log(&node).into();
+    pods["failed_tries"] = ledger::check_kubelet_log(&world.node).into();
 
     let ledger = ledger::lock();
     let report = json!({
@@ -145,15 +146,15 @@ fn perform(action: Action, world: &mut World) {
 }
 
 /// Uninstalls the release. Checks that the node then has the same files as `before`.
-fn uninstall(world: &World, node: &Node, before: &Files) {
+fn uninstall(world: &World, before: &Files) {
     // The missing entry is no violation, because the agent removes the plugin entry first.
     let _unchained = outages::open(Cause::Unchained);
     ledger::begin_action("helm uninstall");
     let begin = Instant::now();
     world.helm.uninstall();
-    while node.files() != *before {
+    while world.node.files() != *before {
         if begin.elapsed() > UNINSTALL_TIMEOUT {
-            let names: Vec<_> = node.files().into_keys().collect();
+            let names: Vec<_> = world.node.files().into_keys().collect();
             let description = format!("the node has other files than before: {names:?}");
             ledger::record_violation(Invariant::Uninstall, description);
             return;

@@ -22,6 +22,8 @@ pub enum Cause {
     /// Another writer replaced the conflist by one without the plugin entry.
     Unchained,
     NoKubeconfig,
+    /// The container runtime cannot run the plugin.
+    Runtime,
 }
 
 /// The outages since the start, each with its end. `None`: the outage goes on.

@@ -131,7 +131,9 @@ impl Pod {
 
     /// Returns the time since the creation. `None` if an outage held the pod back.
     pub fn undisturbed_start_time(&self) -> Option<Duration> {
-        if outages::was_disturbed(self.held_by(), self.created_at) {
+        if outages::was_disturbed(self.held_by(), self.created_at)
+            || outages::was_disturbed(&[Cause::Runtime], self.created_at)
+        {
             return None;
         }
         Some(self.created_at.elapsed())
@@ -162,8 +164,8 @@ impl Pod {
 
     /// Whether the pod is stranded and the repair controller still has time to repair it.
     fn awaits_repair(&self) -> bool {
-        // The repair controller needs the API server.
-        let causes = [Cause::ApiServer, Cause::Node];
+        // The repair controller needs the API server, and a node that is ready.
+        let causes = [Cause::ApiServer, Cause::Node, Cause::Runtime];
         !self.repaired
             && self.stranded_at.is_some_and(|since| undisturbed_time(&causes, since) < REPAIR)
     }
@@ -259,14 +261,26 @@ impl Pod {
         }
     }
 
-    /// Returns the causes of outages that hold back the start of this pod.
+    /// Returns the causes of outages that may hold back the start of this pod for longer than its
+    /// limit. If the runtime cannot run the plugin, a meshed pod waits for its repair, and an
+    /// unmeshed pod has to start in time.
     fn held_by(&self) -> &'static [Cause] {
         match (self.kind, self.source) {
-            (Kind::Manual, _) => {
-                &[Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::Credential]
+            (Kind::Unmeshed, Source::ApiServer) => {
+                &[Cause::Node, Cause::NoConflist, Cause::ApiServer]
             }
-            (_, Source::ApiServer) => &[Cause::Node, Cause::NoConflist, Cause::ApiServer],
-            (_, Source::File) => &[Cause::Node, Cause::NoConflist],
+            (Kind::Unmeshed, Source::File) => &[Cause::Node, Cause::NoConflist],
+            (Kind::Injected, Source::ApiServer) => {
+                &[Cause::Node, Cause::NoConflist, Cause::Runtime, Cause::ApiServer]
+            }
+            (Kind::Injected, Source::File) => &[Cause::Node, Cause::NoConflist, Cause::Runtime],
+            (Kind::Manual, _) => &[
+                Cause::Node,
+                Cause::NoConflist,
+                Cause::Runtime,
+                Cause::ApiServer,
+                Cause::Credential,
+            ],
         }
     }
 
@@ -281,7 +295,8 @@ impl Pod {
         let Some(deleted_at) = self.deleted_at else {
             return;
         };
-        let causes = [Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::NoKubeconfig];
+        let causes =
+            [Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::NoKubeconfig, Cause::Runtime];
         let time = undisturbed_time(&causes, deleted_at);
         if time > END {
             self.report(Invariant::End, &format!("has a network {time:.0?} after its deletion"));

@@ -11,6 +11,7 @@ use testkit::cluster::active::{self, State};
 use testkit::cluster::agent;
 use testkit::cluster::helm::{Helm, NAMESPACE};
 use testkit::cluster::kubectl::command;
+use testkit::cluster::node::Node;
 
 use crate::api::Api;
 use crate::ledger::{self, Invariant};
@@ -29,6 +30,7 @@ pub struct World {
     pub rng: StdRng,
     /// The conflist that the primary CNI has written.
     pub original: String,
+    pub node: Node,
 }
 
 /// Makes a file or directory immutable until the value is dropped.
