@@ -149,12 +149,26 @@ impl Node {
     /// Returns the number of requests that the plugin sent since the test began, for a namespace
     /// and the pods in it.
     pub fn api_requests(&self, namespace: &str) -> usize {
+        self.count_requests("linkerd-cni/", |request| {
+            request["objectRef"]["namespace"] == namespace
+        })
+    }
+
+    /// Returns how often the agent has listed Events since the test began.
+    pub fn event_lists(&self) -> usize {
+        self.count_requests("linkerd2-cni-install", |request| {
+            request["verb"] == "list" && request["objectRef"]["resource"] == "events"
+        })
+    }
+
+    /// Counts the requests in the API server's audit log that a program sent. `program` is the
+    /// beginning of its user agent.
+    fn count_requests(&self, program: &str, is_counted: impl Fn(&Value) -> bool) -> usize {
         let log = self.audit_log.read();
+        let lines = log.lines().filter(|line| line.contains(program));
         // The last line may be incomplete.
-        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        events
-            .filter(|event| is_of_plugin(event) && event["objectRef"]["namespace"] == namespace)
-            .count()
+        let requests = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        requests.filter(|request| is_sent_by(request, program) && is_counted(request)).count()
     }
 }
 
@@ -182,9 +196,9 @@ pub fn versions() -> Value {
     })
 }
 
-/// Whether the plugin sent the request of an event in the audit log.
-fn is_of_plugin(event: &Value) -> bool {
-    event["userAgent"].as_str().is_some_and(|agent| agent.starts_with("linkerd-cni/"))
+/// Whether the user agent of a request in the audit log begins with `program`.
+fn is_sent_by(request: &Value, program: &str) -> bool {
+    request["userAgent"].as_str().is_some_and(|agent| agent.starts_with(program))
 }
 
 pub fn files_of(root: &str) -> Files {
