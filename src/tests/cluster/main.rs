@@ -20,6 +20,7 @@ mod pod_copy;
 mod quickstart;
 mod release;
 mod repair;
+mod rollout;
 mod runtime_proof;
 mod scene;
 mod service_accounts;
