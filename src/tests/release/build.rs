@@ -189,7 +189,12 @@ fn deny_checks_advisories_of_all_crates_and_go_modules() {
         assert!(!deny(&CHECKS, place, &[]).status.success(), "{place}");
     }
     // The directories are those of the modules in this tree.
-    for place in ["fuzz/Cargo.toml", "scripts/kubernetes/go.mod", "scripts/libcni/go.mod"] {
+    for place in [
+        "fuzz/Cargo.toml",
+        "scripts/kubernetes/go.mod",
+        "scripts/libcni/go.mod",
+        "scripts/apparmor/go.mod",
+    ] {
         assert!(repository().join(place).is_file(), "{place}");
     }
 }
