@@ -109,12 +109,10 @@ impl State {
 /// Returns the time until the first TokenRequest. `None` if the plugin has no ServiceAccount of its
 /// own.
 fn until_renewal(settings: &Settings, adopted: Option<&AdoptedToken>) -> Option<Duration> {
-    if settings.plugin_account.is_none() {
-        return None;
-    }
     match adopted {
         Some(adopted) => Some(adopted.until_renewal),
-        None => Some(Duration::ZERO),
+        None if settings.plugin_account.is_some() => Some(Duration::ZERO),
+        None => None,
     }
 }
 

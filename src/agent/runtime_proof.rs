@@ -217,9 +217,13 @@ impl RuntimeProof {
         self.provisional_chain()
     }
 
+    fn has_unproven_chain(&self) -> bool {
+        self.unproven_chain().is_some()
+    }
+
     /// Returns when the next question may be asked. `None` while there is nothing to ask.
     pub fn due(&self) -> Option<Instant> {
-        if self.unproven_chain().is_none() {
+        if !self.has_unproven_chain() {
             return None;
         }
         self.stuck_pods.due()
@@ -276,7 +280,7 @@ impl RuntimeProof {
     /// Returns why the agent cannot find evidence against a provisional chain, if that is not logged
     /// yet.
     pub fn take_problem_to_log(&mut self) -> Option<String> {
-        if self.unproven_chain().is_none() {
+        if !self.has_unproven_chain() {
             return None;
         }
         let problem = self.problem()?.to_owned();

@@ -58,6 +58,12 @@ struct Report {
     note: String,
 }
 
+impl Report {
+    fn from_event(event: &Value) -> Report {
+        Report { time: event_time(event).to_owned(), note: text(&event["message"]).to_owned() }
+    }
+}
+
 /// The object of a report.
 ///
 /// The author of an Event may state any UID, so the UID alone would let a tenant end or forge the
@@ -87,10 +93,12 @@ impl RepairReports {
     /// Returns the note of a report on the node or on one of its pods. `None` if a repair
     /// controller that started later has not reported it again.
     fn active<'r>(&self, report: &'r Report, node: &str) -> Option<&'r String> {
-        match self.complete_since.get(node) {
-            Some(since) if report.time < *since => None,
-            _ => Some(&report.note),
+        if let Some(since) = self.complete_since.get(node)
+            && report.time < *since
+        {
+            return None;
         }
+        Some(&report.note)
     }
 }
 
@@ -109,15 +117,13 @@ impl Object {
     fn of_event(event: &Value) -> Option<Object> {
         let event_namespace = text(&event["metadata"]["namespace"]);
         let object = &event["involvedObject"];
-        let namespace = text(&object["namespace"]);
-        let uid = text(&object["uid"]);
+        let namespace = text(&object["namespace"]).to_owned();
+        let uid = text(&object["uid"]).to_owned();
         match text(&object["kind"]) {
-            "Pod" if namespace == event_namespace => {
-                Some(Object::Pod { namespace: namespace.to_owned(), uid: uid.to_owned() })
-            }
+            "Pod" if namespace == event_namespace => Some(Object::Pod { namespace, uid }),
             // The UID of a node is its name, see `Regarding::node`.
             "Node" if namespace.is_empty() && event_namespace == NODE_EVENTS => {
-                Some(Object::Node { name: uid.to_owned() })
+                Some(Object::Node { name: uid })
             }
             _ => None,
         }
@@ -178,8 +184,7 @@ fn unended_reports(events: &[Value]) -> BTreeMap<Object, Report> {
     for event in events {
         let Some(object) = Object::of_event(event) else { continue };
         if is_warning(event) {
-            let (time, note) = (event_time(event), text(&event["message"]));
-            reports.insert(object, Report { time: time.to_owned(), note: note.to_owned() });
+            reports.insert(object, Report::from_event(event));
         } else {
             reports.remove(&object);
         }

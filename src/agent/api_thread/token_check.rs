@@ -83,33 +83,22 @@ impl Worker {
         self.api.state().kubeconfig_written = false;
         // If the kubeconfig is unreadable or has an old address, no request is sent: the reconciler
         // has to correct the kubeconfig first.
-        let mut token_and_response = None;
+        let mut checked = None;
         if self.resolve_name() {
-            token_and_response = self.request_namespace();
+            checked = self.request_namespace();
         }
         let now = Instant::now();
-        let mut guard = self.api.state();
-        let state = &mut *guard;
-        let Some((token, response)) = token_and_response else {
+        let mut state = self.api.state();
+        let Some(checked) = checked else {
             state.schedule.schedule_next_check(now, TokenCheckResult::Unknown, Duration::ZERO);
             return;
         };
-        let error = response.as_ref().err();
-        self.is_unreachable = error.is_some_and(|error| !error.is_response());
-        let validity = TokenValidity::from_response(error);
-        state.history.plugin_token.record(error, now);
-        state.schedule_check(&validity, error, now);
-        state.replace_if_revoked(&token, error, &validity, now);
-        let check = match validity {
-            // The API server was unreachable or failed, so the result of the last check stays
-            // valid.
-            TokenValidity::Unknown => {
-                TokenStatus { error: error.map(ToString::to_string), ..state.check.clone() }
-            }
-            validity => TokenStatus { token, validity, responded: true, error: None },
+        self.is_unreachable = match &checked.error {
+            Some(error) => !error.is_response(),
+            None => false,
         };
-        if state.check != check {
-            state.check = check;
+        let is_new = state.record_check(checked, now);
+        if is_new {
             self.api.pass_waker.wake();
         }
     }
@@ -119,11 +108,14 @@ impl Worker {
     /// not, a check would only show that the old address is wrong.
     fn resolve_name(&mut self) -> bool {
         let Some(name) = self.api.settings.api_name() else { return true };
-        if self.address_changed.is_some_and(|at| at.elapsed() < ADDRESS_GAP) {
+        if let Some(changed_at) = self.address_changed
+            && changed_at.elapsed() < ADDRESS_GAP
+        {
             return true;
         }
         let current = self.api.server_address();
-        let found = current.resolve_again(name, mem::take(&mut self.is_unreachable));
+        let was_unreachable = mem::take(&mut self.is_unreachable);
+        let found = current.resolve_again(name, was_unreachable);
         let is_same_address = found.address == current.address;
         if !is_same_address && current.address.is_some() {
             self.address_changed = Some(Instant::now());
@@ -135,20 +127,49 @@ impl Worker {
         is_same_address
     }
 
-    /// Reads the agent's Namespace with the token in the kubeconfig on the host. Returns the token
-    /// and the response, which is an error unless it is that Namespace. `None` if the kubeconfig is
-    /// unreadable.
-    fn request_namespace(&mut self) -> Option<(String, Result<IgnoredAny, kube::Error>)> {
+    /// Reads the agent's Namespace with the token in the kubeconfig on the host. A response that is
+    /// not that Namespace is an error. Returns `None` if the kubeconfig is unreadable.
+    fn request_namespace(&mut self) -> Option<CheckedToken> {
         let client = self.plugin_connection.client().ok()?;
         let token = self.plugin_connection.token()?.to_owned();
         let namespace = agent_namespace(&self.api.settings)?;
         // `resourceVersion=0` lets the API server respond from its cache, which costs it less.
         let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
-        Some((token, client.get_object(&path, "Namespace")))
+        let response = client.get_object::<IgnoredAny>(&path, "Namespace");
+        Some(CheckedToken { token, error: response.err() })
     }
 }
 
+/// A token, and the response to a request with it.
+struct CheckedToken {
+    token: String,
+    /// `None` if the request succeeded.
+    error: Option<kube::Error>,
+}
+
 impl State {
+    /// Records a check of the token in the kubeconfig, and schedules the next requests. Returns
+    /// whether the check has changed what is known about the token.
+    fn record_check(&mut self, checked: CheckedToken, now: Instant) -> bool {
+        let error = checked.error.as_ref();
+        let validity = TokenValidity::from_response(error);
+        self.history.plugin_token.record(error, now);
+        self.schedule_check(&validity, error, now);
+        self.replace_if_revoked(&checked, &validity, now);
+        let before = self.check.clone();
+        self.check = match validity {
+            // The API server was unreachable or failed, so the result of the last check stays
+            // valid.
+            TokenValidity::Unknown => {
+                TokenStatus { error: error.map(ToString::to_string), ..before.clone() }
+            }
+            validity => {
+                TokenStatus { token: checked.token, validity, responded: true, error: None }
+            }
+        };
+        self.check != before
+    }
+
     /// Schedules the next check after a check that has shown this `validity`. `error` is `None` if
     /// the request of the check succeeded.
     fn schedule_check(
@@ -175,22 +196,23 @@ impl State {
         }
     }
 
-    /// Schedules a request for another token if the API server rejects `token` with HTTP 401 and
-    /// `token` is the one that it issued last. `error` is `None` if the request of the check
-    /// succeeded.
+    /// Schedules a request for another token if the API server rejects the token with HTTP 401 and
+    /// the token is the one that it issued last.
     fn replace_if_revoked(
         &mut self,
-        token: &str,
-        error: Option<&kube::Error>,
+        checked: &CheckedToken,
         validity: &TokenValidity,
         now: Instant,
     ) {
         let Some(issued) = &mut self.token_requests.token else { return };
-        if issued.text != token || *validity == TokenValidity::Unknown {
+        if issued.text != checked.token || *validity == TokenValidity::Unknown {
             return;
         }
         let was_revoked = issued.is_revoked;
-        issued.is_revoked = error.is_some_and(|error| error.is_status(401, UNAUTHORIZED));
+        issued.is_revoked = match &checked.error {
+            Some(error) => error.is_status(401, UNAUTHORIZED),
+            None => false,
+        };
         if issued.is_revoked && !was_revoked {
             self.schedule.replace_revoked_token(now);
         }

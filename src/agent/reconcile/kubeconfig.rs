@@ -107,10 +107,9 @@ fn decide_while_stopping(observed: &Observed) -> DesiredKubeconfig {
 
 /// Returns why the API server's name cannot be resolved, while its last `address` stays in use.
 fn describe_kept_address(address: &ServerAddress) -> Option<String> {
-    let why = address.error.as_ref()?;
-    if address.address.is_none() {
+    let ServerAddress { address: Some(_), error: Some(why) } = address else {
         return None;
-    }
+    };
     Some(format!(
         "the API server's name cannot be resolved, so the plugin keeps its last address: {why}"
     ))

@@ -101,12 +101,9 @@ fn inbound_port(redirect: &Redirect, from: IpAddr) -> Option<u16> {
         candidates = &CANDIDATE_PORTS;
     }
     let proxy_ports = [redirect.inbound_port, redirect.outbound_port];
-    for &port in candidates {
-        if !proxy_ports.contains(&port) && !ranges_contain(&redirect.skip_inbound, port) {
-            return Some(port);
-        }
-    }
-    None
+    let is_redirected =
+        |port: &u16| !proxy_ports.contains(port) && !ranges_contain(&redirect.skip_inbound, *port);
+    candidates.iter().copied().find(is_redirected)
 }
 
 fn subnets_contain(subnets: &[Subnet], address: IpAddr) -> bool {

@@ -11,8 +11,8 @@ use testkit::cluster::observed_agents::Seen;
 use testkit::cluster::simulated_nodes::SimulatedNodes;
 use testkit::repository;
 
+use crate::api;
 use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::kubectl::get_items;
 use crate::node::{Files, Node};
 use crate::watcher::Watcher;
 
@@ -97,7 +97,7 @@ impl Cluster {
     fn remove(self) {
         self.helm.remove();
         drop(self.simulated);
-        assert_eq!(get_items("nodes").len(), 1, "only the real node is left");
+        assert_eq!(api::list("/api/v1/nodes").len(), 1, "only the real node is left");
         assert_eq!(self.node.files(), self.before, "uninstalling leaves the node's files");
     }
 }

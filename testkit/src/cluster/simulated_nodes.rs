@@ -14,8 +14,9 @@ use linkerd2_cni::kube::kubeconfig::ApiAccess;
 use linkerd2_cni::kube::{Client, Deadlines, SystemResolver};
 use serde_json::{Value, json};
 
+use super::api;
 use super::helm::NAMESPACE;
-use super::kubectl::{command, get_items};
+use super::kubectl::command;
 use super::observed_agents::{self, ObservedAgents, Seen};
 use crate::child::KilledOnDrop;
 use crate::repeated::Repeated;
@@ -111,7 +112,7 @@ impl SimulatedNodes {
     /// taint.
     fn not_ready(&self) -> Vec<String> {
         let mut names = Vec::new();
-        for node in get_items(&format!("nodes -l {SIMULATED}")) {
+        for node in api::list(&format!("{NODES}?{}", selector())) {
             let taints = node["spec"]["taints"].as_array();
             if taints.is_none_or(|taints| taints.len() != 1) {
                 names.push(node["metadata"]["name"].to_string());
@@ -122,9 +123,9 @@ impl SimulatedNodes {
 
     /// Deletes the nodes, their leases, and the agents' pods that are bound to them.
     fn remove(&self) {
-        let selector = format!("labelSelector={}", SIMULATED.replace('/', "%2F"));
         for collection in [NODES, LEASES] {
-            let result = self.client.delete(&format!("{collection}?{selector}"), &json!({}));
+            let path = format!("{collection}?{}", selector());
+            let result = self.client.delete(&path, &json!({}));
             // A second panic would end the whole test program.
             assert!(result.is_ok() || thread::panicking(), "{collection}: {result:?}");
         }
@@ -162,6 +163,11 @@ impl Drop for SimulatedNodes {
         self.kubelets = None;
         self.remove();
     }
+}
+
+/// Returns the query that selects the simulated nodes and their leases.
+fn selector() -> String {
+    format!("labelSelector={}", SIMULATED.replace('/', "%2F"))
 }
 
 /// Starts `kubectl proxy`. Returns the process and the URL at which it serves.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use testkit::cluster::agent::wait_for_rollout;
+use testkit::cluster::api;
 use testkit::cluster::families::{Family, setting};
 use testkit::cluster::kubectl::kubectl;
 use testkit::cluster::leftovers::remove_leftovers;
@@ -35,7 +36,8 @@ pub fn deletes_from_cache() -> bool {
 /// the binary is back. CRI-O 1.36 deletes the pod, but not its network, so nobody gives the address
 /// of the pod back to the primary CNI.
 pub fn assert_deletion_needs_binary(node: &Node, name: &str) {
-    let address = field(&format!("pod -n {name} {name}"), ".status.podIP");
+    let pod = api::get(&format!("{}/{name}", pods::path(name)));
+    let address = pod["status"]["podIP"].as_str().unwrap_or_default();
     let hidden_binary = Path::new("/opt/cni/linkerd-cni.away");
     fs::rename(BINARY, hidden_binary).unwrap();
     kubectl(&format!("delete pod -n {name} {name} --grace-period=1 --wait=false"));
@@ -44,7 +46,7 @@ pub fn assert_deletion_needs_binary(node: &Node, name: &str) {
         let mut failures = log.lines().filter(|line| line.contains("failed to find plugin"));
         failures.any(|line| line.contains("linkerd-cni"))
     });
-    assert!(is_allocated(&address), "{address} of the pod {name}");
+    assert!(is_allocated(address), "{address} of the pod {name}");
     fs::rename(hidden_binary, BINARY).unwrap();
 }
 
