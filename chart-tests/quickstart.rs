@@ -282,3 +282,42 @@ fn second_quickstart_with_the_same_cache_waits_for_the_first_one() {
     assert!(ran.success && ran.said.contains("waiting for another script"), "{ran:?}");
     assert!(ran.said.contains("nothing that quickstart created"), "{ran:?}");
 }
+
+/// The README shows a recording of quickstart. If this test fails, the recording shows an old
+/// version: run `scripts/checks/pictures --recording`.
+#[test]
+fn recording_in_the_readme_has_the_steps_and_the_table_of_quickstart() {
+    let recorded = recorded_text();
+    let printed = Fakes::new().run(&[]).said;
+    let (steps, rows) = (steps_after_creation(&printed), table_rows(&printed));
+    assert!(steps.len() >= 6 && rows.len() >= 7, "{steps:?}, {rows:?}: {printed}");
+    for name in steps.into_iter().chain(rows) {
+        assert!(recorded.contains(name), "not in the recording: {name}");
+    }
+}
+
+/// The terminal's text in `docs/pictures/quickstart.cast`. The first line of this file is an
+/// object, and each other line is an event: `[seconds, "o", text]`.
+/// https://docs.asciinema.org/manual/asciicast/v2/
+fn recorded_text() -> String {
+    let recording = include_str!("../docs/pictures/quickstart.cast");
+    let events = recording.lines().skip(1);
+    events.map(|line| serde_json::from_str::<(f64, String, String)>(line).unwrap().2).collect()
+}
+
+/// Names of the steps that are the same on a kind cluster, as in the tests, and on a one-node
+/// cluster, as in the recording: the steps after the creation of the cluster.
+fn steps_after_creation(printed: &str) -> Vec<&str> {
+    let steps = printed.lines().filter(|line| line.starts_with("  ") && line.ends_with(" s"));
+    let after_creation = steps.skip_while(|line| !line.contains("load the images"));
+    after_creation.map(|line| line.trim_start().split("  ").next().unwrap()).collect()
+}
+
+/// The heading of the table of connections, and the name of each connection.
+fn table_rows(printed: &str) -> Vec<&str> {
+    let mut table = printed.lines().skip_while(|line| !line.starts_with("connection "));
+    let heading = table.next().unwrap_or_default().trim_end();
+    let rows = table.take_while(|line| !line.is_empty()).filter(|line| !line.starts_with(' '));
+    let names = rows.map(|line| line.split("  ").next().unwrap());
+    [heading].into_iter().chain(names).collect()
+}
