@@ -1,8 +1,8 @@
 //! Creates the scratch pod of a self-test: two netns that a veth pair connects, one for the pod
 //! and one for its neighbour.
 //!
-//! These netns exist only as long as the agent has them open. So the kernel removes them when the
-//! agent exits, even if it is killed.
+//! These netns exist only as long as the agent or a plugin that it calls has them open. So the
+//! kernel removes them when the agent exits, even if it is killed.
 
 use std::fs::File;
 use std::io;
@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 
 use super::INTERFACE;
 use crate::netns::{self, link};
@@ -65,6 +66,7 @@ impl ScratchPod {
     /// unconnected and have no addresses.
     pub fn create(needs_ipv6: bool) -> Result<ScratchPod, Error> {
         let pod = netns::create()?;
+        pass_to_children(&pod)?;
         let neighbour = netns::create()?;
         let mut scratch = ScratchPod { pod, neighbour, addresses: &[] };
         let neighbour_netns = scratch.neighbour.try_clone()?;
@@ -95,10 +97,21 @@ impl ScratchPod {
         add_address(&self.neighbour, neighbour)
     }
 
-    /// Returns the path under which another process finds the pod's netns.
+    /// Returns the path under which a child of this process finds the pod's netns: its own
+    /// descriptor, see [`pass_to_children`].
     pub fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.pod.as_raw_fd())
+        format!("/proc/self/fd/{}", self.pod.as_raw_fd())
     }
+}
+
+/// Lets the processes that this one starts inherit the descriptor. They could also open
+/// `/proc/PID/fd` of this process, but the kernel asks for ptrace rights there. The profile of
+/// CRI-O denies these between processes of a container, on a node whose `/etc/apparmor.d` has no
+/// `abstractions/base`
+/// (<https://github.com/containers/container-libs/blob/main/common/pkg/apparmor/apparmor_linux_template.go>).
+fn pass_to_children(file: &File) -> io::Result<()> {
+    fcntl(file, FcntlArg::F_SETFD(FdFlag::empty()))?;
+    Ok(())
 }
 
 fn add_address(netns: &File, address: IpAddr) -> Result<(), Error> {

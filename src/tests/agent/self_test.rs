@@ -84,6 +84,18 @@ fn self_test_shows_redirected_tcp_in_both_directions_and_families() {
     }
 }
 
+/// Under some AppArmor profiles, the plugin has no ptrace rights over the agent. In this test, it
+/// has none because it is in another user namespace.
+#[test]
+fn plugin_opens_the_netns_of_the_self_test_without_ptrace_rights_over_the_agent() {
+    let node = Node::new();
+    let opened = node.root().join("opened");
+    let open = r#"unshare --user sh -c ': <"$CNI_NETNS"'"#;
+    use_plugin(&node, script(&format!("{open} && : >{}", opened.display())));
+    let _agent = node.start_with(&vars(ENTRY));
+    until("the plugin has opened the netns", || opened.exists());
+}
+
 #[test]
 fn self_test_reruns_only_when_binary_or_entry_changes() {
     let node = real_node();
