@@ -1,6 +1,11 @@
 //! PID 1 of the virtual machines of `scripts/maintainers/kernels`: runs each check in a process of
 //! its own, and prints the results as a line of JSON on the serial console. `kernels NAME` is such
-//! a process.
+//! a process. In a container of a check, this program does what [`apparmor::run_inside`] says.
+
+mod apparmor;
+mod chart;
+mod cluster;
+mod container;
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _};
@@ -17,6 +22,8 @@ use serde_json::{Value, json};
 use testkit::call::{Call, UID};
 use testkit::namespaces::{NEIGHBOUR, Namespaces, POD};
 use testkit::{cni, node_copy, program};
+
+use crate::apparmor::{CONTAINERD, CONTAINERD_ALONE, CRI_O, CRI_O_ALONE};
 
 type Check = (&'static str, fn() -> String);
 
@@ -37,6 +44,24 @@ const CHECKS_WITHOUT_IPV6: &[Check] = &[
     ("native with ipv6.disable=1", || assert_redirects("native", "native", Families::Ipv4)),
     ("ipv6: true with ipv6.disable=1", ipv6_required),
 ];
+/// Each runtime's profile is checked as on a node with the package `apparmor` of Debian or Ubuntu,
+/// and as on a node without the files of /etc/apparmor.d.
+const APPARMOR_CHECKS: &[Check] = &[
+    ("containerd: denied", || apparmor::denies(CONTAINERD)),
+    ("containerd: agent", || apparmor::agent(CONTAINERD)),
+    ("containerd: repair controller", || apparmor::repair_controller(CONTAINERD)),
+    ("containerd without abstractions: denied", || apparmor::denies(CONTAINERD_ALONE)),
+    ("containerd without abstractions: agent", || apparmor::agent(CONTAINERD_ALONE)),
+    ("containerd without abstractions: repair controller", || {
+        apparmor::repair_controller(CONTAINERD_ALONE)
+    }),
+    ("CRI-O: denied", || apparmor::denies(CRI_O)),
+    ("CRI-O: agent", || apparmor::agent(CRI_O)),
+    ("CRI-O: repair controller", || apparmor::repair_controller(CRI_O)),
+    ("CRI-O without abstractions: denied", || apparmor::denies(CRI_O_ALONE)),
+    ("CRI-O without abstractions: agent", || apparmor::agent(CRI_O_ALONE)),
+    ("CRI-O without abstractions: repair controller", || apparmor::repair_controller(CRI_O_ALONE)),
+];
 const CHECK_BUDGET: Duration = Duration::from_secs(300);
 /// Path to which a check moves the module nf_tables, so that the kernel does not find the module.
 /// It is moved back after the check.
@@ -51,10 +76,14 @@ enum Families {
 }
 
 fn main() {
-    let mut checks = CHECKS.iter().chain(CHECKS_WITHOUT_IPV6);
-    match std::env::args().nth(1) {
+    let mut checks = CHECKS.iter().chain(CHECKS_WITHOUT_IPV6).chain(APPARMOR_CHECKS);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if Path::new(container::THIS_PROGRAM).exists() {
+        return apparmor::run_inside(&arguments);
+    }
+    match arguments.first() {
         Some(check_name) if id() != 1 => {
-            let (_, check) = checks.find(|(name, _)| *name == check_name).expect("a check");
+            let (_, check) = checks.find(|(name, _)| name == check_name).expect("a check");
             println!("{}", check());
         }
         _ => run_all(),
@@ -65,7 +94,13 @@ fn main() {
 fn run_all() -> ! {
     mount_kernel_file_systems();
     let command_line = fs::read_to_string("/proc/cmdline").unwrap();
-    let checks = if command_line.contains("ipv6.disable=1") { CHECKS_WITHOUT_IPV6 } else { CHECKS };
+    let checks = if command_line.contains("security=apparmor") {
+        APPARMOR_CHECKS
+    } else if command_line.contains("ipv6.disable=1") {
+        CHECKS_WITHOUT_IPV6
+    } else {
+        CHECKS
+    };
     let mut results = Vec::new();
     for (name, _) in checks {
         let begin = Instant::now();
@@ -130,11 +165,16 @@ fn call(command: &str, pod: &Namespaces, mode: &str) -> Call {
 fn start_pod() -> Namespaces {
     publish(&json!({}));
     let pod = Namespaces::new();
+    serve_as_proxy(&pod);
+    pod
+}
+
+/// Starts servers in a pod's netns, which stand for the proxy, and one in its neighbour's.
+fn serve_as_proxy(pod: &Namespaces) {
     for (name, port) in [("inbound", 4143), ("outbound", 4140), ("admin", 4191)] {
         pod.serve_in_pod(name, port);
     }
     pod.serve_in_neighbour("server", 9000);
-    pod
 }
 
 fn assert_redirected(pod: &Namespaces, families: Families) {
