@@ -118,6 +118,11 @@ impl Agent {
         }
     }
 
+    /// As [`Agent::get`]. Returns `None` if the agent does not listen, or ends meanwhile.
+    pub fn try_get(&self, path: &str) -> Option<(u16, String)> {
+        get(self.address()?, path)
+    }
+
     /// Returns the value of a metric, or 0 if the agent does not export it. `name` includes the
     /// labels.
     pub fn metric(&self, name: &str) -> f64 {

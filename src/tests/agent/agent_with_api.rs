@@ -140,14 +140,24 @@ impl Scene {
 }
 
 /// Number of cases that [`in_parallel`] runs at a time.
-const CASES_AT_A_TIME: usize = 8;
+const CASES_AT_A_TIME: usize = 3;
 
 /// Runs `test` for all cases, several at a time. The cases spend most of their time waiting.
 pub fn in_parallel<T>(cases: impl IntoIterator<Item = T, IntoIter: Send>, test: impl Fn(T) + Sync) {
+    in_parallel_of(CASES_AT_A_TIME, cases, test);
+}
+
+/// Runs `test` for all cases, `at_a_time` at a time. Each agent takes one of the 128 inotify
+/// instances that Linux gives a user by default.
+pub fn in_parallel_of<T>(
+    at_a_time: usize,
+    cases: impl IntoIterator<Item = T, IntoIter: Send>,
+    test: impl Fn(T) + Sync,
+) {
     let cases = Mutex::new(cases.into_iter());
     let next = || cases.lock().unwrap().next();
     thread::scope(|scope| {
-        for _ in 0..CASES_AT_A_TIME {
+        for _ in 0..at_a_time {
             scope.spawn(|| {
                 while let Some(case) = next() {
                     test(case);
