@@ -229,14 +229,18 @@ pub fn watch(client: &Client, agents: &Mutex<ObservedAgents>) {
         Ok(()) => "the API server ended it".to_owned(),
         Err(problem) => problem,
     };
+    println!("the watch of the agents has ended: {reason}");
     lock(agents).end = Some(reason);
 }
 
 /// Returns when the API server ends the watch. The error says why it ended otherwise.
 fn apply_events(client: &Client, agents: &Mutex<ObservedAgents>) -> Result<(), String> {
     let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=k8s-app%3Dlinkerd-cni");
-    // Without a version, the watch begins with an event for each pod that exists.
-    let watch = format!("{pods}&watch=true&timeoutSeconds={}", WATCH_TIME.as_secs());
+    // Version 0 is that of the API server's cache: the watch begins with an event for each pod in it.
+    // Without a version, the API server first brings its cache up to date, which times out with the
+    // etcd of Debian 12.
+    let watch = format!("watch=true&resourceVersion=0&timeoutSeconds={}", WATCH_TIME.as_secs());
+    let watch = format!("{pods}&{watch}");
     let events = client.watch(&watch).map_err(|error| error.to_string())?;
     for event in serde_json::Deserializer::from_reader(events).into_iter::<Value>() {
         let event = event.map_err(|error| error.to_string())?;
