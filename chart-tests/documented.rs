@@ -272,14 +272,27 @@ fn agent_removes_the_startup_taint_of_the_documented_node_pool() {
     assert!(page.contains(&format!("startupTaint={}", taint["key"].as_str().unwrap())));
 }
 
+/// Returns the spec of the exception for Kyverno of this API version.
+fn policy_exception<'o>(page_objects: &'o Objects, api_version: &str) -> &'o Value {
+    let is_exception = |object: &&Value| {
+        object["kind"] == "PolicyException" && object["apiVersion"] == api_version
+    };
+    let exception = page_objects.0.iter().find(is_exception);
+    &exception.unwrap_or_else(|| panic!("no PolicyException of {api_version}"))["spec"]
+}
+
 #[test]
 fn documented_policy_exceptions_match_the_needs_of_the_agents_pods() {
     let page_objects = manifests("docs/security.md");
-    let spec = &page_objects.get("PolicyException")["spec"];
-    let exceptions = spec["exceptions"].as_array().unwrap();
-    let named: Vec<_> = exceptions.iter().map(|exception| &exception["policyName"]).collect();
+    let of_rules = policy_exception(&page_objects, "kyverno.io/v2");
+    let of_policies = policy_exception(&page_objects, "policies.kyverno.io/v1");
+    for (list, field) in
+        [(&of_rules["exceptions"], "policyName"), (&of_policies["policyRefs"], "name")]
+    {
+        let policies = list.as_array().unwrap().iter().map(|exception| &exception[field]);
+        assert_eq!(Vec::from_iter(policies), ["disallow-host-path", "disallow-capabilities"]);
+    }
     let objects = render(json!({}));
-    assert_eq!(named, ["disallow-host-path", "disallow-capabilities"]);
     let pod = objects.pod().to_string();
     for violation in [r#""hostPath":{"#, r#""add":["#] {
         assert!(pod.contains(violation), "{violation} needs no exception");
@@ -288,10 +301,17 @@ fn documented_policy_exceptions_match_the_needs_of_the_agents_pods() {
     for (policy, violation) in table::rows_of::<String>(include_str!("cases.yaml"), "kyverno") {
         assert!(!pod.contains(&violation), "{policy}: {violation} needs an exception");
     }
-    let resources = &spec["match"]["any"][0]["resources"];
+    let resources = &of_rules["match"]["any"][0]["resources"];
     let name = objects.get("DaemonSet")["metadata"]["name"].as_str().unwrap();
     assert_eq!(resources["names"], json!([format!("{name}*")]));
     assert_eq!(resources["namespaces"], json!(["linkerd-cni"]));
+    assert_eq!(
+        of_policies["matchConditions"][0]["expression"],
+        format!(
+            "object.metadata.namespace == \"linkerd-cni\" && \
+             object.metadata.name.startsWith(\"{name}\")"
+        )
+    );
     let excluded = &page_objects.get("Config")["spec"]["match"][0]["excludedNamespaces"];
     assert_eq!(*excluded, json!(["linkerd-cni"]));
 }
