@@ -1,6 +1,7 @@
 //! Other programs that tests run.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::Signal;
@@ -11,6 +12,11 @@ use nix::unistd::Pid;
 pub fn without_netlink() -> Vec<&'static str> {
     let strace = "timeout 60 strace -f -qq -o /dev/null -e trace=bind -einject=bind:error=EPERM";
     strace.split(' ').collect()
+}
+
+/// Copies a program, as [`crate::write_program`] writes one.
+pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    must(Command::new("cp").arg(from.as_ref()).arg(to.as_ref()));
 }
 
 pub struct KilledOnDrop(pub Child);

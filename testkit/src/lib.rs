@@ -29,8 +29,9 @@ pub mod upstream_agent;
 
 use std::any::Any;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use linkerd2_cni::VERSION;
 
@@ -78,9 +79,16 @@ pub fn program(name: &str) -> PathBuf {
     directory.join(name)
 }
 
+/// Writes a program by another process. The child of another thread would inherit a descriptor of
+/// this process until it starts its own program, and Linux starts no program that is open for
+/// writing ("Text file busy").
 pub fn write_program(path: impl AsRef<Path>, text: impl AsRef<[u8]>) {
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", r#"cat >"$1" && chmod 755 "$1""#, "sh"]).arg(path.as_ref());
+    let mut writer = shell.stdin(Stdio::piped()).spawn().unwrap();
+    let written = writer.stdin.take().unwrap().write_all(text.as_ref());
+    assert!(writer.wait().unwrap().success(), "{}", path.as_ref().display());
+    written.unwrap();
 }
 
 /// Returns the folder that `scripts/release` wrote and that is tested.

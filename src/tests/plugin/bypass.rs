@@ -12,6 +12,7 @@ use linkerd2_cni::verdict::Verdict;
 use linkerd2_cni::verdict::bypass_paths::BypassPath;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use testkit::child::copy_program;
 use testkit::node_copy::FakeCluster;
 use testkit::table;
 
@@ -223,7 +224,7 @@ fn connections_in_a_second_network_are_redirected() {
 /// `-p`.
 fn create_set_user_id_shell(dir: &Path, uid: u32) -> PathBuf {
     let shell = dir.join("bash");
-    fs::copy("/bin/bash", &shell).unwrap();
+    copy_program("/bin/bash", &shell);
     chown(&shell, Some(uid), None).unwrap();
     // Changing the owner clears the bit, so set the mode afterwards.
     fs::set_permissions(&shell, Permissions::from_mode(0o4755)).unwrap();

@@ -1,7 +1,8 @@
 //! Tests the backend `native`, which needs no program of the host.
 
-use std::fs;
 use std::path::Path;
+
+use testkit::child::copy_program;
 
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::{Scene, start_listeners, write_program};
@@ -157,7 +158,7 @@ fn add_names_the_backend_that_replaced_a_missing_one() {
     let scene = Scene::meshed();
     let programs = tempfile::tempdir().unwrap();
     for name in ["iptables-nft", "iptables-nft-restore"] {
-        fs::copy(Path::new("/usr/sbin").join(name), programs.path().join(name)).unwrap();
+        copy_program(Path::new("/usr/sbin").join(name), programs.path().join(name));
     }
     let outcome = scene
         .in_mode("legacy", "ADD")

@@ -2,7 +2,6 @@
 //! Debian has separate alternatives for the two, and a host may lack some programs. The tests read
 //! the installed rules with the crate `iptables`, to be independent of the project's own code.
 
-use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use linkerd2_cni::redirect::rules::NAT_TABLE;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::call::Outcome;
+use testkit::child::copy_program;
 use testkit::properties::difference::difference;
 use testkit::properties::evaluator::Rules;
 
@@ -65,7 +65,7 @@ impl Host {
         let dir = tempfile::tempdir().unwrap();
         for variant in VARIANTS {
             let file = multi_program(variant);
-            fs::copy(format!("/usr/sbin/{file}"), dir.path().join(file)).unwrap();
+            copy_program(format!("/usr/sbin/{file}"), dir.path().join(file));
         }
         let install = |name: &str, variant| {
             for suffix in ["", "-restore"] {
