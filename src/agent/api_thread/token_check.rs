@@ -57,8 +57,8 @@ pub enum TokenValidity {
 
 impl TokenValidity {
     /// Reads the response to a request with the token. `error` is `None` if the response is the
-    /// requested object. Only a response of the API server itself says anything about the token: a proxy in front of
-    /// it responds with the same status codes, 200 included.
+    /// requested object. Only a response of the API server itself says anything about the token: a
+    /// proxy in front of it responds with the same status codes, 200 included.
     fn from_response(error: Option<&kube::Error>) -> TokenValidity {
         let Some(error) = error else { return TokenValidity::Accepted };
         if error.is_status(404, NOT_FOUND) {
